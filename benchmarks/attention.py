@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _program(name: str, flags: Any, seg_len: int, mem_len: int):
-    """Values and gradients of one attention as a program, and the bytes it holds meanwhile."""
+    """Values and gradients of one attention as a program, and the bytes of its temporary arrays."""
     dtype = jnp.dtype(flags.dtype)
     mask = attention_mask(seg_len, jnp.full(flags.rows, mem_len), mem_len)
     dropout = AttentionDropout.draw(jax.random.key(0), flags.dropatt) if flags.dropatt else None

@@ -1,4 +1,4 @@
-"""Seconds and memory that it takes to prepare and to stream corpora of the published sizes.
+"""Seconds and memory to prepare and to stream corpora of the published sizes.
 
     python -m benchmarks.data_preparation --folder=DIR [--scale=1.0] [--out=FILE.json] [--only=…]
 

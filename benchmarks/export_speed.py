@@ -69,7 +69,7 @@ PROGRAMS = ("nll", "cache", "step")
 
 
 def own(model: TransformerXL, params: Any) -> dict[str, Callable]:
-    """The library's programs of a state: nll, cache and step."""
+    """The library's programs, each from a state to the next one: nll and step."""
     variables = {"params": params}
     project = jax.jit(lambda v, mems: model.apply(v, mems, seg_len=1, method="init_cache"))
     nll = jax.jit(
@@ -84,7 +84,7 @@ def own(model: TransformerXL, params: Any) -> dict[str, Callable]:
 
 
 def exported(params: dict[str, jax.Array], programs: dict[str, Callable]) -> dict[str, Callable]:
-    """The exported programs of a state."""
+    """The exported programs, each from a state to the next one."""
     return {
         "nll": lambda ids, lengths, mems: programs["nll"](
             params, ids, ids, lengths, vars(mems) if hasattr(mems, "filled") else mems

@@ -82,7 +82,7 @@ def bytes_of_token(exp: ExperimentConfig, rows: int) -> int:
 
 
 def reading(n_bytes: int) -> Callable[[], float]:
-    """A program: the largest of as many bytes is looked for, by a thread of each core; seconds."""
+    """A program that reads as many bytes with a thread for each core; returns the seconds."""
     threads = len(os.sched_getaffinity(0))
     parts = np.array_split(np.ones(n_bytes // 4, np.float32), threads)
     pool = concurrent.futures.ThreadPoolExecutor(threads)

@@ -5,7 +5,7 @@
 Checks the packages and the device (``benchmarks.gpu_image``), and ends with 1 if they will not do.
 Then runs :func:`commands` in order, each in a process of its own with a time limit, and stops when
 ``--seconds`` are over; called again with the same ``--out`` it goes on with the first one that has
-no result. A command that the end of a slice cuts has none. Correctness comes first; tests of which
+no result. A command that a slice's end cuts leaves none. Correctness comes first; tests of which
 one is skipped have not passed. An implementation that differs from the plain form is named, and
 the rest still runs, so that it can be mended. After every command ``report.json`` holds all results
 so far and ``report.md`` a table. The exit code is 1 if a command failed.

@@ -132,7 +132,7 @@ class Peer:
 
 @contextlib.contextmanager
 def peers(flags: Any, job: dict[str, Any]) -> Iterator[dict[str, Peer]]:
-    """The peers of ``--original`` and ``--nvidia`` in all ``--forms``; none without a folder."""
+    """The programs of ``--original`` and ``--nvidia``, if given, in all ``--forms``."""
     found: dict[str, Peer] = {}
     folders = {"authors": flags.original, "nvidia": flags.nvidia}
     names = {"authors": "original", "nvidia": "NVIDIA's"}

@@ -7,7 +7,7 @@
 
 memorax's attention keeps keys and values of the last ``window`` steps, and its segment recurrence
 the outputs of ``mem_len`` steps. Layers are not shared, as they are where blocks are repeated by
-``(attention, ffn) * n``. What else is so in memorax 1.0.1: its ALiBi adds slope x distance to a
+``(attention, ffn) * n``. Also in memorax 1.0.1: its ALiBi adds slope x distance to a
 score, so heads prefer old steps. Its RoPE is not used: keys are stored after their rotation and
 rotated again at the next step. With ALiBi too, acting and learning differ from the second rollout
 on: a window attends to the memory of its start, and a step to that of the step before.

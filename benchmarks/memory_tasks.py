@@ -12,10 +12,10 @@ that runs here has an endless task in the sense of Memory Gym.
 A row is one run: task, memory, learning rate and seed. Its returns are those of the episodes that
 ended since the point before; its score is the mean over the last fifth of the points. Each rate of
 the grid is run with seed 0, and the best one with the other seeds. A row is a JSON file that is
-made once, so the same command goes on where a stopped one was. ``--budget`` starts no row after so
-many seconds. Everything but the memory is the same: the encoder of observation, last action and
-last reward, the heads, and PPO's settings. memorax's networks of policy and value have a memory
-each.
+made once, so the same command goes on where a stopped one was. No row starts once ``--budget``
+seconds have passed. Everything but the memory is the same: the encoder of observation, last action
+and last reward, the heads, and PPO's settings. memorax's networks of policy and value have a
+memory each.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """The authors' PyTorch model, trained and scored exactly as a txl_jax experiment says.
 
 Needs torch and numpy, not JAX. The authors' code (github.com/kimiyoung/transformer-xl, folder
-``pytorch/``) is imported from a folder that the caller names. Under a torch of today it needs
-two edits there: ``utils/proj_adaptive_softmax.py`` must not parse ``torch.version.cuda`` (the
+``pytorch/``) is imported from a folder that the caller names. A current PyTorch needs two
+edits there: ``utils/proj_adaptive_softmax.py`` must not parse ``torch.version.cuda`` (the
 two constants are unused), and the masks in ``mem_transformer.py`` must be bool where they are
 byte. NVIDIA's code (github.com/NVIDIA/DeepLearningExamples, folder
 ``PyTorch/LanguageModeling/Transformer-XL/pytorch``) needs no edits. Only their model is used.

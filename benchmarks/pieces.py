@@ -1,4 +1,4 @@
-"""A trained model in small files of bfloat16, and back: for machines that little comes back from.
+"""A trained model in small files of bfloat16, and back: for machines that return only small files.
 
     python -m benchmarks.pieces split WORKDIR FOLDER [--mib=15]
     python -m benchmarks.pieces join FOLDER EXPORTED
@@ -7,7 +7,7 @@
     EXPORTED   what txl_jax.load() reads, float32
 
 The weights are those that training chose (``average.use``). Rounding to bfloat16 changes the loss a
-little: score what was joined, not what was split, where it is to be passed on.
+little: to publish a score of the joined model, score that model.
 """
 
 import argparse

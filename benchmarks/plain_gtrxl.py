@@ -1,4 +1,4 @@
-"""GTrXL in plain Flax, the peer of benchmarks/acting.py: memory is hidden states.
+"""GTrXL in plain Flax, with which benchmarks/acting.py compares: memory is hidden states.
 
 Every step projects all M states of the memory again, as transformerXL_PPO_JAX does, whose parameter
 names this module has. So ``params_from_ppo_jax`` converts its parameters, and the benchmark checks

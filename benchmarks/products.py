@@ -95,7 +95,7 @@ def update_products(exp: ExperimentConfig) -> Iterator[Product]:
 
 
 def alone(p: Product) -> Callable[[], float]:
-    """A program of the one product, run some times in a row; seconds of one."""
+    """A program that runs one product several times; returns the seconds of one."""
     a, b = (jnp.asarray(x) for x in _numbers(p))
     dot = jax.jit(jnp.matmul)
 

@@ -28,7 +28,7 @@ class Kernel:
 
     ``kind`` is ``elementwise``, ``product``, ``library`` (another custom call), or the collective.
     ``source`` is the place in the model, from the name of the operation. ``results`` are the shapes
-    of the results, and ``config`` is the text with which a library is called.
+    of the results, and ``config`` is the text that configures a library call.
     """
 
     name: str

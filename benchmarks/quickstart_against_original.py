@@ -1,4 +1,4 @@
-"""The authors' PyTorch code on a txl_jax run's model, data and time: a JSON of what it reaches.
+"""Trains the authors' PyTorch code with a txl_jax run's model, data and time; writes its scores.
 
     python -m benchmarks.quickstart_against_original --original=DIR --workdir=DIR --tokens=DIR \
         --seconds=S [--schedule-steps=N|auto] [--steps=N] --out=FILE.json

@@ -1,4 +1,4 @@
-"""What each means of regularisation does to a small model of little text, seed by seed.
+"""What each kind of regularisation does to a small model of little text, seed by seed.
 
     python -m benchmarks.regularisers --data=FOLDER --out=DIR [--tokens=100000] [--seeds=3]
 
@@ -6,7 +6,7 @@ FOLDER has ptb.train.txt, ptb.valid.txt, ptb.test.txt; of the first, the lines t
 are used. A token is a character: of words, a hundred thousand are too few to learn anything from
 in the time. Every change below is made to the same plain model alone, over the same seeds side by
 side, and its validation loss is set beside the plain one's of the same seed. A model of this size
-is far from the recipe's: the signs say whether a mechanism does something, not what it is worth at
+is far from the recipe's: the results show whether a regulariser has an effect, not its gain at
 24M parameters. The test split is not read.
 """
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.save_time [--steps=30] [--saves=5] [--out=FILE.json]
 
-The step is that of configs/enwik8_12l.py (41.1M parameters, Adam: 0.5 GB a checkpoint) cut
-down to B = 4, T = M = 128: with the recipe's own batch a step takes longer, and a save does
-not. Steps are timed alone, and after each of some saves, whose files are written while they run.
+The step is that of configs/enwik8_12l.py (41.1M parameters, Adam: 0.5 GB a checkpoint) cut down to
+B = 4, T = M = 128: the recipe's own batch makes a step slower, but not a save. Steps are timed
+alone, and after each of some saves, whose files are written while they run.
 
     cost = (seconds that save() blocked + slower steps while it wrote) / (1000 steps, the default)
 """

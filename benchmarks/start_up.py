@@ -4,8 +4,8 @@
 
 Every command is a process of its own. Those that train run a recipe's ``smoke`` variant; the 24
 layers have the widths of ``enwik8_24l:smoke``, are scanned as in the recipe, and read ``--text``.
-Two times are taken: until the line that the step is compiled, when the first step begins, and
-until the losses of the first step are printed. Then the process is ended. ``without`` cached
+Two times are taken: until the command prints that the step is compiled, and until it prints the
+losses of the first step. Then the process is ended. ``without`` cached
 programs starts with an empty folder of them, ``with`` has those of the run before it. The text was
 prepared once before.
 """

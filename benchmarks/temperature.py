@@ -1,4 +1,4 @@
-"""A trained model's softmax temperature, chosen on the validation split; what it is worth there.
+"""A trained model's softmax temperature, chosen on the validation split, and its gain there.
 
     python -m benchmarks.temperature WORKDIR [--data=FOLDER] [--temperatures=0.96,1.0,1.04] [--test]
 

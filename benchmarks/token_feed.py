@@ -3,9 +3,9 @@
     python -m benchmarks.token_feed [--tokens=1000000000] [--rounds=7] [--out=FILE.json]
 
 Writes an array of uint16 (2 GB for 1e9 tokens) to a temporary folder, once as it is and once with
-documents of 1000 tokens on average. A process of its own loads each one, which reads every token
-for the largest id. It then reads batches (`read`), and feeds them to the device through a thread as
-training does (`fed`). The bars of 1e9 tokens:
+documents of 1000 tokens on average. A process of its own loads each one, and reads every token to
+find the largest id. It then reads batches (`read`), and feeds them to the device through a thread
+as training does (`fed`). The bars of 1e9 tokens:
 
 | figure | bar |
 |---|---|
@@ -104,7 +104,7 @@ def _spread(rates: Sequence[float]) -> dict[str, int]:
 
 
 def _rates(streams: Any, share: float) -> tuple[float, float]:
-    """Returns the tokens a second, read and fed, of about READ tokens from a share on."""
+    """Returns tokens a second, read and fed, of about READ tokens after a share of the array."""
     import jax
 
     from txl_jax.data.feed import training_batch, training_feed

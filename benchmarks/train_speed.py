@@ -5,12 +5,11 @@
 
 An update is the training loop's own: forward, backward, clip, optimizer, memory carried, dropout
 as the size has it, on random tokens, and as many of them a dispatch as it has (the sizes for a CPU
-ten; ``--set train.steps_per_dispatch=1``: one). The others make as many a turn, one by one.
+ten; ``--set train.steps_per_dispatch=1``: one). The others make as many in a turn, one per call.
 Tokens a second are of the medians, the ratio of each round's two. Model-FLOPs utilisation is what
-the model needs (three forward passes' matrix products, by the formulas of
-txl_jax/model/flops.py: nothing that is computed twice counts), over seconds, over ``--peak``
-operations a second; without it, over the published bfloat16 peak of the device where
-txl_jax/planning/machines.py has it.
+the model needs (three forward passes' matrix products, by the formulas of txl_jax/model/flops.py:
+nothing that is computed twice counts), over seconds, over ``--peak`` operations a second; without
+it, over the published bfloat16 peak of the device where txl_jax/planning/machines.py has it.
 """
 
 import argparse
@@ -111,7 +110,7 @@ class Training:
 
 
 def training(exp: ExperimentConfig, steps: int):
-    """A program: so many dispatches, each call from where the last one ended; seconds an update."""
+    """A program of some dispatches, each from the state of the last; returns seconds an update."""
     of = Training(exp)
     return lambda: of.updates(steps) / (steps * exp.train.steps_per_dispatch)
 

@@ -8,7 +8,7 @@ authors' train.txt, valid.txt and test.txt. 41.1M parameters.
 Score: 1.06 bits per character (*paper*), here *not run*. Evaluation: test, 10 streams, segments of
 80, memory 2,100, window, distances clamped at 820. The authors' preparation leaves newline bytes
 out (204 symbols), so a character is a byte that is no newline; data.protocol=bytes is the standard
-one (205 symbols), and its numbers do not compare.
+one (205 symbols), and its numbers cannot be compared.
 
 Hardware: the authors used four GPUs. On one H100 in bfloat16 an update takes 25.1 ms (*measured*),
 so all 400,000 2.8 hours (*arithmetic*). On a smaller GPU raise train.micro_batches.

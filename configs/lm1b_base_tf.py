@@ -2,12 +2,12 @@
 
     python -m txl_jax.main --config=configs/lm1b_base_tf.py --workdir=runs/lm1b_base_tf
 
-As lm1b_base.py, but u and v in each layer, no projection of the words that are as wide as
-the model, epsilon of LayerNorm 1e-12, the rate falls to 0.004 of its peak, and two <S> between
-sentences. Each sentence so adds a trivial target: the perplexity is over more targets, lower for
-the same model, and does not compare with that of lm1b_base.py. Lengths, batch, dropout and steps
-are those of lm1b_base.py; TF's one script for this size (GPU) has T = M = 256, batch 256, dropout
-0.1, no warm-up and 400,000 steps.
+As lm1b_base.py, but u and v in each layer, no projection of the words that are as wide as the
+model, epsilon of LayerNorm 1e-12, the rate falls to 0.004 of its peak, and two <S> between
+sentences. So each sentence adds a trivial target. The perplexity is over more targets and is lower
+for the same model: it cannot be compared with that of lm1b_base.py. Lengths, batch, dropout and
+steps are those of lm1b_base.py; TF's one script for this size (GPU) has T = M = 256, batch 256,
+dropout 0.1, no warm-up and 400,000 steps.
 355.7M parameters.
 
 Score: test perplexity 23.5 (*paper*), here *not run*.

@@ -5,8 +5,8 @@
 As lm1b_large.py, but u and v in each layer, no projection of the words that are as wide as
 the model, initial values 0.005, epsilon of LayerNorm 1e-12, learning rate 1e-4 falling to 0.01 of
 it, memory emptied every 1,000 steps and not at an epoch's end (TF on TPUs), and two <S> between
-sentences. Each sentence so adds a trivial target: the perplexity is over more targets, lower for
-the same model, and does not compare with that of lm1b_large.py.
+sentences. So each sentence adds a trivial target. The perplexity is over more targets and is lower
+for the same model: it cannot be compared with that of lm1b_large.py.
 838.1M parameters.
 
 Score: test perplexity 21.8 (*paper*), here *not run*.

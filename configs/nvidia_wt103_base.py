@@ -7,7 +7,7 @@ falls from 0.01 to 0.001. Every epoch each stream begins at a random place and w
 
 Score: test perplexity 23.24 +- 0.08 over 16 seeds (published by NVIDIA), here *not run*.
 Evaluation: test, 16 streams, each warmed up with the 640 tokens before it, segments of 64, memory
-640, TF's window, distances clamped at 400. With cold streams the number does not compare.
+640, TF's window, distances clamped at 400. With cold streams the number cannot be compared.
 
 Hardware: eight accelerators; in half precision NVIDIA cuts the batch in 8 on one A100 of 40 GB
 (--config.train.micro_batches=8). NVIDIA's one A100 trains 59,961 tokens/s at batch 32, so 9 hours

@@ -1,9 +1,10 @@
-"""How far back memory carries an answer: a drawn text whose answers lie 3 to 64 tokens back.
+"""How far back memory carries an answer: a random text whose answers lie 3 to 64 tokens back.
 
     python -m txl_jax.main --config=configs/probe.py:memory --workdir=runs/probe
     python -m txl_jax.main --mode=probe --workdir=runs/probe
 
-The rows are the keys of ROWS below; ROW-smoke is the row in small. Without a row: the first one.
+The rows are the keys of ROWS below; ROW-smoke is a small version of ROW. The
+default is the first one.
 
     memory      T = M = 16: 3 layers can reach T + 3 M = 64 tokens back
     no_memory   M = 0: no further than the segment, 16
@@ -22,8 +23,8 @@ each distance, chance 0.125; 113 s to train memory, 86 s no_memory, and 24 s to 
     no_memory, M = 0        1.00     0.10-0.16   0.09   0.16   0.13   0.15   16 seen, 16 possible
 
 At 65 tokens M = 16 is at chance (0.10). No gradient passes through memory, so no layer is told to
-keep an answer for later segments; it is relayed from layer to layer all the same. M = 32 was not
-trained: what it can reach it finds in part.
+keep an answer for later segments; it is relayed from layer to layer all the same. The row
+M = 32 is the model of M = 16, evaluated with a longer memory.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""Four small siblings on real text, for tables 6 and 8 in small on two CPU cores.
+"""Four small models on real text, for small versions of tables 6 and 8 on two CPU cores.
 
     python -m txl_jax.main --config=configs/siblings.py:stdlib_shaw --workdir=runs/stdlib_shaw
     python -m txl_jax.main --config=configs/siblings.py:ptb_ours --config.data.path=FOLDER

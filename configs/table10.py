@@ -1,9 +1,9 @@
-"""WikiText-103, the paper's table 10: table 6 at one memory budget, a row each.
+"""WikiText-103, the paper's table 10: table 6 with equal device memory for all, a row each.
 
     python -m txl_jax.main --config=configs/table10.py:no_recurrence_full --workdir=runs/table10
 
 The rows are the keys of ROWS below; ROW-smoke is the row in small. Without a row: the first one.
-What recurrence costs in memory goes into longer backpropagation for the rows without it. The
+Rows without recurrence use the memory that it would take for longer backpropagation. The
 shape, an assumption, and the protocol are those of table6.py; its rows with recurrence are these.
 
 Scores (*paper*; here *not run*): backpropagation length, test perplexity at the training length,

@@ -61,7 +61,7 @@ def window(model, variables, mems, inputs, begins):
 
 
 def log_probabilities(outputs):
-    """Of each action, from a linear policy."""
+    """Log-probabilities of the actions under a linear policy."""
     weights = np.random.default_rng(7).standard_normal((D, ACTIONS)).astype(np.float32)
     return jax.nn.log_softmax(outputs @ weights)
 
@@ -73,7 +73,7 @@ def drawn(rng, steps, ends=0.2):
 
 
 def act_and_learn(cfg, mem_len, length, seg_len, seed, ends):
-    """Three rollouts; after each, every window of it is learnt from."""
+    """Acts for three rollouts; after each, learns on all of its windows."""
     model, variables = model_and_variables(cfg)
     rng = np.random.default_rng(seed)
     buffer = agents.StateBuffer.start(model.init_mems(B, mem_len), length)
@@ -164,7 +164,7 @@ def test_several_agents_act_under_vmap_as_each_alone():
 
 
 def test_an_actor_of_new_parameters_projects_the_memory_again():
-    """And one of the old parameters goes on as before: parameters and cache are one value."""
+    """An actor of the old parameters is unchanged: it owns its parameters and its cache."""
     model, old = model_and_variables(CFG)
     new = tiny.variables(CFG, seed=1)
     mems = tiny.memory(CFG, (0, 2, 5), 5)
@@ -276,7 +276,7 @@ def test_rows_and_slots_that_do_not_exist_are_refused(wrong, told):
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "int64"])
 @pytest.mark.parametrize("jitted", [False, True])
 def test_a_buffer_takes_integers_of_any_type(dtype, jitted):
-    """In more slots than a narrow type has numbers."""
+    """The buffer has more slots than int8 can count."""
     rng, steps = np.random.default_rng(0), 300
     cast = lambda *values: np.array(values, dtype)
     mems = tiny.memory(CFG, (0, 2, 3), 3)

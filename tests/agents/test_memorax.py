@@ -48,7 +48,7 @@ def ran(python, tmp_path_factory):
 def test_ppo_learns_from_the_outputs_it_acted_on_and_resumes(ran):
     folder = ran("ppo")
     for divergence, entropy in json.loads((folder / "ppo.json").read_text()):
-        # Of log-probabilities near 0.7, before the only update of a rollout.
+        # The divergence is computed before the only update of a rollout.
         assert abs(divergence) < 1e-6
         assert 0.1 < entropy < 0.7
     ran("resume")

@@ -23,7 +23,7 @@ from txl_jax.model.layout import stack_layers
 
 B, D, M, T = 3, 8, 4, 9
 FORMS = {
-    # D_head 8: a step attends to states that it does not project.
+    # d_head 8 makes a step attend to the states themselves, without projecting them.
     "gtrxl": tiny.config(same_length="tf", untie_r=True, d_head=8, vocab_size=None, **tiny.GTRXL),
     "one_key_less": tiny.config(same_length="pytorch", clamp_len=2),
     "shaw": tiny.config(**tiny.attention("shaw", same_length="tf", gate="gru")),
@@ -68,7 +68,7 @@ def test_steps_and_segments_of_any_length_give_what_one_window_gives(name):
     for lengths in ([1] * T, [4, 1, 4]):
         carry, got = in_parts(model, variables, lengths)
         assert_close(got, want)
-        for row in range(B):  # the slots before an episode hold anything
+        for row in range(B):  # the slots before an episode may hold anything
             real = slice(M - int(filled[row]), M)
             assert_close(carry[0][row, :, real], hidden[row, :, real])
         np.testing.assert_array_equal(carry[1], filled)
@@ -111,7 +111,7 @@ def test_an_episode_sees_nothing_earlier_and_a_row_nothing_of_the_others():
 
 
 def test_rows_of_a_carry_may_be_shuffled():
-    """As minibatches of environments are."""
+    """PPO shuffles environments into minibatches."""
     carry, _ = in_parts(MODEL, VARIABLES, [T])
     order = np.array([2, 0, 1])
     shuffled = jax.tree.map(lambda x: x[order], carry)

@@ -45,7 +45,7 @@ def table(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(table, tmp_path_factory):
-    """The workdir of a finished table, and the folders that were trained in."""
+    """Returns the workdir of a finished table, and the folders of its training runs."""
     workdir, trained = tmp_path_factory.mktemp("done"), []
 
     def train(exp, folder):

@@ -48,7 +48,7 @@ LETTERS = {"relative": "abcd", "shaw": "abcd", "shared_projection": "abcd"}
 
 @pytest.fixture(autouse=True)
 def compiled_quickly(monkeypatch):
-    """The mode's programs compile in less time, and run as fast: :func:`tiny_models.quick`."""
+    """Compiles the mode's programs with less optimisation (:func:`tiny_models.quick`)."""
     quick = types.SimpleNamespace(**{**vars(jax), "jit": tiny_models.quick})
     monkeypatch.setattr(attention_maps, "jax", quick)
 
@@ -72,9 +72,9 @@ def terms_of(h_i, h_j, distance, n, p, u, v, cfg):
 
 
 def slow(cfg, params, tokens, memory, mem_len):
-    """What each query gives to each distance, of all terms and of each: [L,N,T,K] by name.
+    """The weight of each distance for each query, and its terms: [L,N,T,K] by name.
 
-    And the memory after. One row; distances that a query does not see are NaN.
+    Also returns the next memory. There is one row; distances that a query does not see are NaN.
     """
     t, n_past = len(tokens), len(memory[0])
     embedded = [reference.embedding(params, cfg, token) for token in tokens]
@@ -134,7 +134,7 @@ def float64(cfg):
 @pytest.mark.integration
 @pytest.mark.parametrize("case", CASES)
 def test_sums_are_those_of_queries_and_keys_written_out(case):
-    """Rows of a full, a half empty and an empty memory; terms too; not every query counts."""
+    """The rows have a full, a half empty and an empty memory; some queries have weight 0."""
     cfg = tiny_models.config(**CASES[case])
     params, tokens = tiny_models.variables(cfg)["params"], tiny_models.tokens(cfg, 3, T)
     mems = tiny_models.memory(cfg, [M, 2, 0], M)
@@ -159,7 +159,7 @@ def test_sums_are_those_of_queries_and_keys_written_out(case):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_each_query_gives_one_in_all(dtype):
+def test_the_weights_of_each_query_sum_to_one(dtype):
     cfg = tiny_models.config(dtype=dtype)
     params, tokens = tiny_models.variables(cfg)["params"], tiny_models.tokens(cfg, 2, T)
     mems = tiny_models.memory(cfg, [M, 1], M)
@@ -175,8 +175,8 @@ def test_each_query_gives_one_in_all(dtype):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("form", ["relative", "absolute_per_layer"])
-def test_the_pass_that_is_watched_is_the_models_own(form):
-    """Losses, and the inputs of all layers, to the last bit; every layer is seen once."""
+def test_the_pass_that_returns_attention_gives_the_losses_of_the_model(form):
+    """Losses and the inputs of all layers are equal to the last bit; no layer is missing."""
     cfg = tiny_models.config(**tiny_models.attention(form))
     tokens, mems = tiny_models.tokens(cfg, 2, T + 1), tiny_models.memory(cfg, [M, 2], M)
     apply = tiny_models.apply(cfg, "nll")
@@ -199,7 +199,7 @@ def test_the_pass_that_is_watched_is_the_models_own(form):
 
 
 def trained(cfg, params=None, seg_len=T, mem_len=M, evaluated_with=M, vocab=None, **settings):
-    """A model with random parameters as a trained one; trained with a memory of 2."""
+    """Returns random parameters as a trained model, whose training memory was 2."""
     context = 0 if evaluated_with else 2
     cut = {"seg_len": 2, "mem_len": evaluated_with and 2, "context_len": context}
     scored = {"seg_len": 2, "mem_len": evaluated_with, "context_len": context}
@@ -218,7 +218,7 @@ def trained(cfg, params=None, seg_len=T, mem_len=M, evaluated_with=M, vocab=None
 
 
 def slow_averages(cfg, streams, seg_len, mem_len, context_len):
-    """Means by distance by name, spans, of queries with all before them; segment by segment."""
+    """Means by distance, spans and counts of the queries with a full past, segment by segment."""
     params, queries = float64(cfg), 0
     total: dict[str, Any] = {}
     seen: Any = 0
@@ -262,7 +262,7 @@ MOST_SPECIAL = ("relative, two streams", "absolute_per_layer")
     [pytest.param(name, marks=() if name in MOST_SPECIAL else pytest.mark.slow) for name in READ],
 )
 def test_averages_of_a_text_are_those_of_it_written_out(name):
-    """The last segments are short, and no query of them counts; so do none of those before."""
+    """The queries of the last, short segments do not count, nor those before the memory is full."""
     changes, n_streams, mem_len, context_len = READ[name]
     cfg = tiny_models.config(**changes)
     tokens = tiny_models.tokens(cfg, 1, n_streams * 19 + 1)[0]
@@ -286,7 +286,7 @@ def test_averages_of_a_text_are_those_of_it_written_out(name):
 
 
 def test_short_segments_add_up_to_long_ones():
-    """With a window a text cut in two gives what it gives whole; memory is carried."""
+    """With a window, two segments with carried memory give the averages of one long segment."""
     cfg = tiny_models.config(same_length="pytorch")
     tokens = tiny_models.tokens(cfg, 1, 33)[0]
     settings = {"mem_len": 8, "max_tokens": 0}
@@ -322,7 +322,7 @@ def test_the_protocols_own_clamp_and_window_hold():
 
 
 def test_the_widest_head_is_found():
-    """Shaw's learnt scalars alone decide: each head looks at one distance, and which is known."""
+    """Shaw's learnt scalars make each head look at one known distance."""
     cfg = tiny_models.config(attention="shaw", n_positions=9)
     params = jax.tree.map(np.zeros_like, tiny_models.variables(cfg)["params"])
     looks_at = {(0, 0): 0, (0, 1): 3, (1, 0): 5, (1, 1): 2}
@@ -339,13 +339,13 @@ def test_the_widest_head_is_found():
 
 
 def _uniform(got):
-    """Of a query that sees M+1 .. M+T distances, in turn, each alike: the mean by distance."""
+    """The mean weight of each distance if queries see M+1 .. M+T distances, all equally."""
     sees = np.arange(M + 1, M + T + 1)
     return [np.mean(np.where(d < sees, 1 / sees, 0)) for d in range(got.n_keys)]
 
 
 def test_shares_and_bins_by_hand():
-    """One head; two queries, of which one alone sees the distance 3, and none the distance 4."""
+    """One head, two queries: one of them sees distance 3, and neither sees distance 4."""
     attention = np.array([[[1.0, 0.6, 0.3, 0.1, 0.0]]])
     got = Averages.of(Sums(attention, {}, np.array([2.0, 2, 2, 1, 0]), np.array(2.0)))
     np.testing.assert_allclose(got.attention[0, 0], [0.5, 0.3, 0.15, 0.1])
@@ -386,7 +386,7 @@ def test_the_attended_tokens_are_those_of_their_distance():
     probabilities = np.array([[[0.1, 0.0, 0.6, 0.3]]])
     vocab = Vocab("char", list("abcd"))
     heads = PositionAttention(9, probabilities, np.array([3, 0, 1, 2]), [(0, 0)], vocab)
-    assert heads.largest(0, 0) == [2, 3, 0]  # nothing of no weight
+    assert heads.largest(0, 0) == [2, 3, 0]  # without the key of weight 0
     assert [heads.text_around(d, 2) for d in (2, 3, 0)] == [
         ("d", "a", "bc"),
         ("", "d", "ab"),
@@ -500,7 +500,7 @@ def test_lengths_that_a_model_cannot_be_read_with_are_refused():
 
 
 def test_sentences_are_refused(tmp_path):
-    """Before their text is looked for."""
+    """The error comes before the text is read."""
     cfg = tiny_models.config(vocab_size=3)
     read = trained(cfg, vocab=Vocab("sentence", ["<S>", "<UNK>", "a"]))
     read = dataclasses.replace(read, config=override(read.config, {"data.name": "lm1b"}))

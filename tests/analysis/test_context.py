@@ -117,7 +117,7 @@ def test_a_form_that_counts_from_the_end_loses_what_it_does_in_a_window_by_itsel
         np.testing.assert_allclose(row, [found[t] for t in range(7, 38)], atol=1e-5)
 
 
-def test_the_batch_decides_nothing():
+def test_losses_do_not_depend_on_the_batch_size():
     cfg = tiny_models.config()
     one, many = (measured(cfg, settings(stride=3, batch_size=b)) for b in (1, 50))
     np.testing.assert_allclose(one, many, atol=1e-5)
@@ -134,7 +134,7 @@ def evaluated(cfg, tokens, **protocol):
 @pytest.mark.integration
 @pytest.mark.parametrize("form", ["relative", "windowed"])
 def test_memory_gives_what_evaluation_with_that_memory_gives(form):
-    """The text's score less that of its beginning, which has the targets before the first."""
+    """Compares with the sum over the whole text minus the sum over its first 7 tokens."""
     cfg = tiny_models.config(**FORMS[form])
     c = settings(kind="memory", stride=4, batch_size=1, max_tokens=31)
     score = functools.partial(evaluated, cfg, seg_len=4, mem_len=2)
@@ -152,7 +152,7 @@ def test_memory_of_all_that_was_read_is_the_text_read_at_once():
 
 
 def last_targets(cfg):
-    """Target 30 + 3 tokens on, of each stream that has it; none of the last."""
+    """The losses three targets after the first, of the streams that are long enough."""
     return [*in_windows(cfg, (0, 4), 34)[:, -1], 0.0]
 
 

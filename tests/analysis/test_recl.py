@@ -108,7 +108,7 @@ def test_losses_that_another_program_recorded_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip", None])
-def test_a_file_that_is_no_losses_is_named(tmp_path, content):
+def test_a_file_without_losses_is_named(tmp_path, content):
     path = tmp_path / "other.npz"
     if content is None:
         np.savez(path, contexts=np.array([1, 2]))
@@ -127,12 +127,12 @@ def test_a_file_that_is_no_losses_is_named(tmp_path, content):
         ({"nll": [[1.0, math.nan], [1.0, 1.0]]}, "not a finite"),
     ],
 )
-def test_losses_that_cannot_be_are_refused(wrong, words):
+def test_impossible_losses_are_refused(wrong, words):
     with pytest.raises(AnalysisError, match=words):
         losses(**wrong)
 
 
-def test_a_group_that_does_not_compare_is_refused():
+def test_a_group_that_cannot_be_compared_is_refused():
     other = losses("other", (1, 3))
     with pytest.raises(AnalysisError, match="same contexts"):
         gains([losses(), other], 0.5)
@@ -287,9 +287,7 @@ def test_losses_are_used_again_only_while_model_and_settings_are_the_same(
         (("m={runs}/ours",), {"recl.longest": "900"}, r"m \(.*ours\): a context of 900 tokens"),
     ],
 )
-def test_models_that_cannot_be_are_refused_before_any_is_measured(
-    runs, tmp_path, models, changes, words
-):
+def test_unusable_models_are_refused_before_any_is_measured(runs, tmp_path, models, changes, words):
     models = [m.format(runs=runs) for m in models]
     with pytest.raises(AnalysisError, match=words):
         recl_table.run(experiment(*models, **changes), str(tmp_path / "out"))
@@ -304,7 +302,7 @@ def rewritten(workdir, name, change):
 
 
 @pytest.mark.parametrize("what", ["vocabulary", "text", "recorded", "short"])
-def test_models_that_do_not_compare_are_refused_before_any_is_measured(runs, tmp_path, what):
+def test_models_that_cannot_be_compared_are_refused_before_any_is_measured(runs, tmp_path, what):
     other = tmp_path / "other"
     shutil.copytree(runs / "shaw", other)
     words = "trained on different texts"

@@ -163,7 +163,7 @@ def test_runs_are_compared_by_what_differs(run, tmp_path):
     other.mkdir()
     record = json.loads((run / "config.json").read_text())
     record["optimizer"]["learning_rate"] = 0.125
-    del record["speed"]  # a run from before this section was
+    del record["speed"]  # as a run of an older version
     (other / "config.json").write_text(json.dumps(record))
     out = tmp_path / "out"
     write(out, **{"report.workdirs": f"{run},{other}", "report.title": "two rates"})
@@ -177,7 +177,7 @@ def test_runs_are_compared_by_what_differs(run, tmp_path):
 
 
 def test_runs_have_distinct_names_and_seeds_a_mean(run, tmp_path):
-    """Folders of the same name are told apart by those above; values of equal settings averaged."""
+    """Folders of equal name are shown with their parents; runs of equal settings are averaged."""
     record = json.loads((run / "config.json").read_text())
     lines = (run / "evaluations.jsonl").read_text().splitlines()
     result = next(r for r in map(json.loads, lines) if "test split" in r["results"][0]["protocol"])
@@ -231,7 +231,7 @@ def test_damaged_and_foreign_files_are_left_out_and_named(run, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("value", [b"{}", b"[]", b'{"step": 1, "unit": "ppl", "results": {}}'])
-def test_an_evaluation_that_is_none_is_left_out_and_named(run, tmp_path, capsys, value):
+def test_an_invalid_evaluation_is_left_out_and_named(run, tmp_path, capsys, value):
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     (copy / "evaluations.jsonl").write_bytes(value + b"\n")
@@ -301,7 +301,7 @@ def test_results_on_other_targets_than_the_headlines_come_last_and_are_marked():
         (evaluation(1.0, VALID, text="b"), ["texts or units", "protocols"]),
     ],
 )
-def test_results_that_do_not_compare_carry_a_warning(other, expected, monkeypatch):
+def test_results_that_cannot_be_compared_carry_a_warning(other, expected, monkeypatch):
     monkeypatch.setattr(page, "curves", lambda *_: None)
     runs = [found(evaluation(2.0)), found(other, folder="two"), found(folder="three")]
     compared = page.comparison(runs)
@@ -309,7 +309,7 @@ def test_results_that_do_not_compare_carry_a_warning(other, expected, monkeypatc
     assert [row["marked"] for row in compared["results"]] == [False, bool(expected), False]
     html = page.render({"comparison": compared}).decode()
     assert re.findall(r'<p class="warning">(.*?)</p>', html) == [
-        f"Warning: these results have different {what}, so their values do not compare."
+        f"Warning: these results have different {what}, so their values cannot be compared."
         for what in expected
     ]
 
@@ -324,7 +324,7 @@ def test_a_baseline_has_no_step_of_training():
 
 
 def test_every_value_on_the_page_is_escaped(run, tmp_path):
-    """Names, settings, protocols, analyses and environment that look like HTML are text."""
+    """HTML in names, settings, protocols, analyses and environment is shown as text."""
     bad = "<script>alert('&\"')</script>"
     copy = tmp_path / "<i>copy"
     shutil.copytree(run, copy)

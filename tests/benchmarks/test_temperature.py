@@ -34,7 +34,7 @@ def test_the_least_validation_loss_chooses_and_test_is_not_read(workdir, monkeyp
 
 
 @pytest.mark.integration
-def test_test_is_scored_at_1_and_at_the_chosen_one(workdir):
+def test_the_test_split_is_scored_at_1_and_at_the_chosen_temperature(workdir):
     result = temperature.main([str(workdir), "--temperatures=0.5", "--test"])
     of_test = [row["temperature"] for row in result["test"]]
     assert of_test == sorted({1.0, result["chosen"]})

@@ -25,7 +25,7 @@ def folder(tmp_path):
 
 
 def save_some(folder, steps=(1, 2, 3), losses=None, **changes):
-    """Checkpoints of some steps; the experiment, first state, shapes and the folder of all."""
+    """Saves checkpoints; returns the experiment, the first state, its shapes and the folder."""
     exp, state, abstract = fresh(folder, **changes)
     with Checkpoints(str(folder / "run"), exp.checkpoint) as checkpoints:
         for step in steps:
@@ -86,7 +86,7 @@ def test_what_is_restored_is_what_was_saved(folder):
 
 @pytest.mark.parametrize("name", ["a[1]", "exp [v2]", "a*", "a?", "[!a]", "%20", 'a"#\n', "日本"])
 def test_a_checkpoint_is_restored_whatever_the_name_of_its_folder(folder, name):
-    """Orbax takes a path for a pattern: it would merge files of ``a1`` into ``a[1]``."""
+    """Orbax reads a path as a glob pattern, so it would also match ``a1`` for ``a[1]``."""
     for each in ("a1", "ab", name):
         (folder / each).mkdir()
     for sibling in ("a1", "ab"):
@@ -227,7 +227,7 @@ def test_replacing_keeps_the_old_until_the_new_is_whole(folder):
         meta = {"config": exp.to_dict(), "window": {"n": 33}}
         again.replace(3, at_step(state, 33), meta, 1.0)
     assert restore(folder, exp, abstract)[1]["window"] == {"n": 33}
-    (checkpoints / "3").rename(checkpoints / "replaced-3")  # died before the new one was there
+    (checkpoints / "3").rename(checkpoints / "replaced-3")  # killed before the new one was in place
     assert restore(folder, exp, abstract)[1]["window"] == {"n": 33}
 
 

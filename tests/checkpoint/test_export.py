@@ -148,7 +148,7 @@ def exported(tmp_path_factory):
     model, frames = trained(WORDS, cutoffs=(4, 9)), "jax_traceback_in_locations_limit"
     before = getattr(jax.config, frames)
     try:
-        jax.config.update(frames, 7)  # conftest.py sets 0, which leaves paths out too
+        jax.config.update(frames, 7)  # conftest.py sets 0, which would hide paths too
         model.export(folder, **SIZES)
         assert getattr(jax.config, frames) == 7
     finally:

@@ -94,7 +94,7 @@ def test_no_path_of_the_users_own_is_in_what_is_saved_or_pushed(trained, hub, tm
     txl_jax.push(leaky, "me/tiny")
     assert SECRET not in files_of(tmp_path / "hub" / "me" / "tiny")
     kept = txl_jax.config.override(trained.config, {"train.text_on_device": True})
-    assert txl_jax.load("me/tiny").config == kept  # nothing but paths is left out
+    assert txl_jax.load("me/tiny").config == kept  # only paths are left out
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_folder_of_another_format_is_refused(trained, tmp_path, version):
         txl_jax.load(str(tmp_path))
 
 
-def test_a_vocabulary_that_is_none_is_a_clear_error(trained, tmp_path):
+def test_an_invalid_vocabulary_is_a_clear_error(trained, tmp_path):
     txl_jax.save(trained, str(tmp_path))
     (tmp_path / "vocab.json").write_text("{}")
     with pytest.raises(DataError, match=r"vocab.json\) without kind and symbols"):
@@ -219,7 +219,7 @@ def test_a_vocabulary_that_is_none_is_a_clear_error(trained, tmp_path):
 @pytest.mark.parametrize("change", ["swapped", "shorter", "renamed", "kind"])
 @pytest.mark.parametrize("form", ["exported", "run"])
 def test_a_vocabulary_that_was_changed_afterwards_is_refused(trained, tmp_path, form, change):
-    """It would decode to other text, and give the losses of other tokens."""
+    """With it, the model would read and write the wrong symbols."""
     folder = tmp_path / form
     if form == "exported":
         txl_jax.save(trained, folder)

@@ -39,7 +39,7 @@ from txl_jax.training.fine_tuning import resolve_experiment
 from txl_jax.training.plan import check_final_outputs
 
 MADE_BY_USE = {CONFIG, MODEL, ".writable", ".lock", ".txl_jax"}
-"""Names with a meaning of their own, see the tests below."""
+"""Files that have tests of their own below."""
 
 
 def contents(folder):
@@ -239,7 +239,7 @@ ODD = {
 }
 """What may stand in config.json or vocab.json in place of what a run wrote."""
 VALUES = ("wrong value", "NaN", "unknown key")
-"""Those of them that are settings, with values that cannot be used."""
+"""The damages above that leave JSON, but with values that a setting refuses."""
 
 
 def readers(folder, claimed):
@@ -272,7 +272,7 @@ def test_a_damaged_record_is_one_line_that_names_the_file(
         if kind in VALUES and reader == "page":
             continue  # it shows them
         if form == "exported" and reader in ("train", "export"):
-            continue  # refused for what it is
+            continue  # refused: an exported model cannot be trained or exported
         with pytest.raises(UserError) as caught:
             read()
         text = str(caught.value)
@@ -306,7 +306,7 @@ def test_a_damaged_record_of_the_start_is_one_line_that_names_the_file(tmp_path,
 # The list of names.
 
 ELSEWHERE = None
-"""A path that the user names, or one that the callers of the function name."""
+"""Stands for a path from the user, or from the callers of the function."""
 
 NAMED_BY_HAND = {
     ("analysis/report_page.py", "page"): "report.html",
@@ -341,7 +341,7 @@ NAMED_BY_HAND = {
     ("checkpoint/workdir.py", "str(config)"): "config.json",
     ("parallel/autotuning.py", "file"): "autotuned.json",
 }
-"""Module and expression of each path that is written and that the code does not spell out."""
+"""The files behind path expressions that are not string constants, by module and expression."""
 
 
 def written_paths():
@@ -410,7 +410,7 @@ def test_every_file_that_is_written_is_in_the_list_of_names():
     assert seen - {ELSEWHERE} == set(FILES)
 
 
-# A folder that is a text and a workdir, and paths as the next command needs them.
+# A folder with both a text and a run; paths in later commands.
 
 
 @pytest.mark.parametrize("files", [False, True])
@@ -428,7 +428,7 @@ def test_what_a_run_wrote_is_no_part_of_the_text_in_its_folder(tmp_path, capsys,
     np.save(tmp_path / "sample.npy", np.arange(30) % 20)
     np.save(tmp_path / "sample.starts.npy", np.array([0, 9]))
     capsys.readouterr()
-    link = tmp_path.with_name(f"{tmp_path.name}-link")  # what is said of a path is said once
+    link = tmp_path.with_name(f"{tmp_path.name}-link")  # a message names the path once
     link.unlink(missing_ok=True)
     link.symlink_to(tmp_path)
     for path in (tmp_path, link):
@@ -438,7 +438,7 @@ def test_what_a_run_wrote_is_no_part_of_the_text_in_its_folder(tmp_path, capsys,
         assert "left out sample." in capsys.readouterr().err
         init_workdir(str(tmp_path), exp, again)  # the repeated command
     (tmp_path / CONFIG).write_text('{"model_type": "gpt2"}')  # of another program
-    (tmp_path / "sample.starts.npy").unlink()  # refused beside one of several arrays
+    (tmp_path / "sample.starts.npy").unlink()  # a folder with several arrays refuses it
     assert corpus_from_config(exp.data).source_hash != corpus.source_hash
 
 
@@ -454,7 +454,7 @@ def test_a_run_in_the_folder_of_its_text_is_repeated(tmp_path, monkeypatch):
 
 @pytest.mark.integration
 def test_a_stored_path_is_right_in_another_folder(tmp_path, monkeypatch):
-    """Where it was given relative to the current folder: data, start_from and files of prompts."""
+    """Relative paths of data, start_from and prompts are stored as absolute ones."""
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     for folder in (here, elsewhere):
         folder.mkdir()

@@ -55,7 +55,7 @@ def test_a_write_that_fails_leaves_no_other_file(tmp_path):
 
 
 def test_json_keeps_names_and_prompts_that_are_not_utf8(tmp_path):
-    """They come from the command line as surrogates; other text is written as it is."""
+    """Python reads such bytes of a command line as surrogates; other text is written unchanged."""
     path = str(tmp_path / "config.json")
     for value in ({"prompt": "é€"}, {"prompt": "é", "path": os.fsdecode(b"caf\xe9")}):
         write_json(path, value)
@@ -107,7 +107,7 @@ def test_an_encoding_without_a_mark_is_named(encoding, text):
     name = rf"{encoding[:6].upper()} \({order}-endian\)"
     data = text.encode(encoding)
     if text == "Кот":
-        assert wide_encoding(data) is None  # nothing tells that it is no other text
+        assert wide_encoding(data) is None  # these bytes could be another text
     else:
         with pytest.raises(ValueError, match=rf"^is {name} text without a .*; save it as UTF-8$"):
             decode_text(data)

@@ -495,7 +495,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(params=[Terminal, Cell, io.StringIO])
 def watched_stream(request, monkeypatch):
-    """Makes standard error one of three kinds, of which the last is that of a file or pipe."""
+    """Replaces standard error by a terminal, a notebook's cell, or a file."""
     monkeypatch.setattr(progress, "DELAY", 0)
     monkeypatch.setattr(progress, "PATIENCE", 0)
 
@@ -508,7 +508,7 @@ def watched_stream(request, monkeypatch):
 
 
 def test_long_work_is_shown_on_a_terminal_and_in_a_notebook_only(run, watched_stream):
-    """Loading, compiling and what is scored so far."""
+    """It shows loading, compiling, and how many tokens are scored."""
     for programs in (score_mode._program, evaluator._programs, generate._programs):
         programs.cache_clear()
     stream = watched_stream()
@@ -548,7 +548,7 @@ SECTIONS = {"generate": GenerateConfig, "score": ScoreConfig, "evaluate": Protoc
 
 @pytest.mark.parametrize("method", SECTIONS)
 def test_the_arguments_of_a_method_are_the_settings_of_its_section(method):
-    """All besides files that the command reads and writes."""
+    """All but the files that the command reads and writes."""
     arguments = {*inspect.signature(getattr(txl_jax.LanguageModel, method)).parameters}
     settings = {field.name for field in dataclasses.fields(SECTIONS[method])}
     own = {"self", "text", "data"}

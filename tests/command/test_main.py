@@ -81,7 +81,7 @@ AUTO = {"model.dtype": "auto", "model.scan_layers": "auto"}
 @pytest.mark.integration
 @pytest.mark.parametrize("seeds", rest_slow(1, [1, 2]))
 def test_a_run_goes_on_by_its_folder_alone(seeds, tmp_path):
-    """Also if the device chooses dtype and layers, and the record of the run stays what it was."""
+    """Also if the device chose dtype and layers; config.json does not change."""
     config = tiny_runs.write_config(tmp_path, **{**AUTO, "train.num_seeds": seeds})
     one, two = tmp_path / "one", tmp_path / "two"
     assert call(f"--config={config}", f"--workdir={one}").returncode == 0
@@ -106,7 +106,7 @@ def without_times(metrics):
 
 
 def refused(*arguments):
-    """The error that the command prints when it refuses, after what it says of the text."""
+    """The error of a refused command, without the lines about the text."""
     done = call(*arguments)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
@@ -383,9 +383,9 @@ def test_evaluate_encodes_another_text_with_the_models_vocabulary(trained, tmp_p
     corpus = corpus_from_config(DataConfig(path=str(other), vocab="char"), vocab)
     assert corpus.vocab == vocab
     assert vocab.decode(corpus.test) == other.read_text()[-270:]
-    # its own vocabulary is another, and is what it is prepared with by itself
+    # without the model, the text gets a smaller vocabulary of its own
     assert len(corpus_from_config(DataConfig(path=str(other), vocab="char")).vocab) < len(vocab)
-    # a text whose own vocabulary is the model's is not labelled, prepared before or not
+    # no note if the text's own vocabulary equals the model's, in the cache or not
     for _ in range(2):
         last = evaluated(workdir, capsys, **{"data.path": str(same)})
         assert last.endswith("segment 16, memory 32)")

@@ -28,7 +28,7 @@ CONFIGS = sorted((ROOT / "configs").glob("[a-z]*.py"))
 GOLDEN = ROOT / "tests" / "config" / "golden"
 
 PARAMETERS = parameter_counts()
-"""Of the recipes: as the published code counts them, or by hand for shapes of our own."""
+"""Parameters of each recipe: counted by the published code, or by hand for our own shapes."""
 
 OWN_SIZE = {"my_text": 100, "my_tokens": 388, "ptb_small": 10_000, "quickstart": 256}
 OWN_SIZE |= {"probe-memory": 11, "probe-no_memory": 11}

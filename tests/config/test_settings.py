@@ -436,7 +436,7 @@ def test_value_out_of_range_is_refused_with_its_rule(key, value, rule):
 
 
 def bounds_of(kinds, cls=ExperimentConfig, prefix=""):
-    """``(dotted key, type, largest value)`` of every setting of ``kinds``, or that lists them."""
+    """``(dotted key, type, largest value)`` of the settings that are ``kinds`` or lists of them."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         hint, key = hints[field.name], prefix + field.name
@@ -452,7 +452,7 @@ FLOATS = [(key, hint) for key, hint, _ in bounds_of({float})]
 
 
 def with_item(hint, value):
-    """The value, in a list that rises to it where the setting is a list."""
+    """The value, or the list (2, value) if the setting is a list."""
     return (2, value) if typing.get_origin(hint) is tuple else value
 
 
@@ -997,7 +997,7 @@ def test_a_file_names_only_what_differs_and_overrides_win(config_file):
     ],
 )
 def test_an_override_replaces_a_stored_alternative(stored, given, config_file):
-    """Of a run and of a config file; and taking a setting away does not touch the others."""
+    """In a run and in a config file; removing one setting keeps the others."""
     defaults = flatten(ExperimentConfig().to_dict())
     run = override(ExperimentConfig(), stored)
     path = config_file(f"return ml_collections.ConfigDict({run.to_dict()!r})")

@@ -335,7 +335,7 @@ def test_a_damaged_export_is_refused(files):
 
 
 # --------------------------------------------------------------------------------------
-# What is refused before tensors are read, and leaves nothing behind.
+# Errors before tensors are read: no file is written.
 
 
 @pytest.mark.parametrize(

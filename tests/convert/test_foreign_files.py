@@ -344,7 +344,7 @@ def test_the_safest_vocabulary_of_a_folder_is_taken(tmp_path):
 
 
 def test_of_two_conversions_into_one_folder_at_once_the_later_one_is_refused(tmp_path):
-    (tmp_path / CHECKPOINTS).mkdir()  # by the other one, after both found the folder empty
+    (tmp_path / CHECKPOINTS).mkdir()  # the other conversion made it after both saw an empty folder
     with pytest.raises(ModelFormatError, match="is not empty"):
         conversion._write(str(tmp_path), ExperimentConfig(), Vocab("char", ["a"]), {}, {}, {})
     assert list((tmp_path / CHECKPOINTS).iterdir()) == []

@@ -690,7 +690,7 @@ def test_a_cache_that_cannot_be_written_is_refused(book, tmp_path):
     )
 
 
-def test_settings_that_cannot_be_are_refused(book, tmp_path):
+def test_impossible_settings_are_refused(book, tmp_path):
     def message(*args, **more):
         return refused(lambda: load_corpus(*args, cache_dir=tmp_path, **more))
 

@@ -107,7 +107,7 @@ def test_every_epoch_and_seed_has_lengths_of_its_own():
 
 
 @pytest.mark.parametrize("partial_shuffle", [False, True])
-def test_a_segment_is_a_function_of_its_step_in_any_order(partial_shuffle):
+def test_segments_can_be_read_in_any_order(partial_shuffle):
     streams = drawn(3, partial_shuffle=partial_shuffle)
     steps = sum(len(segments) for segments in epochs_of(streams, 4))
     in_order = [streams.at_step(step) for step in range(steps)]

@@ -402,7 +402,7 @@ def test_a_download_must_have_its_hash(tmp_path, served):
      "http://example.com:port/a", "http://example.com/a b", "http://example.com/bü", "http:a",
      "http://me:secret@example.com/a", "http://example.com/\n", f"http://{'a' * 64}.com/"],
 )  # fmt: skip
-def test_an_address_that_cannot_be_is_refused_before_anything_is_made(tmp_path, url):
+def test_an_invalid_address_is_refused_before_anything_is_made(tmp_path, url):
     cache = tmp_path / "cache"
     with pytest.raises(ConfigError) as error:
         load_corpus("text", url=url, hash="md5:" + "0" * 32, cache_dir=cache)
@@ -416,7 +416,7 @@ def test_an_address_that_cannot_be_is_refused_before_anything_is_made(tmp_path, 
 @pytest.mark.parametrize(
     "url", ["http://a.com", "https://a_b.com:8443/x%20y?z=1#t", "HTTP://[::1]:1/a"]
 )
-def test_addresses_that_can_be_are_taken(url):
+def test_valid_addresses_are_accepted(url):
     assert is_url(url)
 
 

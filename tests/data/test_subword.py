@@ -278,7 +278,7 @@ def test_other_sizes_are_other_folders_and_the_same_size_is_read_again(tmp_path)
         ),
     ],
 )
-def test_settings_that_cannot_be_are_refused(data, message):
+def test_impossible_settings_are_refused(data, message):
     with pytest.raises(ConfigError, match=message):
         txl_jax.ExperimentConfig.from_dict({"data": data})
 

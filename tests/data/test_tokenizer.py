@@ -38,7 +38,7 @@ def word_pieces():
 
 
 def byte_pairs():
-    """A tokenizer of bytes, of which a character may need several."""
+    """A byte-level tokenizer: a character may need several tokens."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.pre_tokenizer, made.decoder = level, tokenizers.decoders.ByteLevel()

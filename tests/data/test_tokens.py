@@ -44,7 +44,7 @@ def test_nothing_is_written_into_the_cache(tmp_path):
     assert not cache.exists()
 
 
-def test_a_raw_file_has_the_type_of_the_setting(tmp_path):
+def test_a_raw_file_is_read_in_the_type_of_the_setting(tmp_path):
     found = load_corpus("tokens", save(tmp_path / "ids.bin"))
     np.testing.assert_array_equal(np.concatenate(splits(found)), IDS)
     large = IDS + 70_000
@@ -120,7 +120,7 @@ def test_white_space_may_be_in_symbols(tmp_path):
     path = save(tmp_path / "ids.npy")
     for symbols, text in (
         (["a", "b c", "\n", "\t\u3000", "d", "e", "f"], r"b\x20c \n a \t\u3000 f"),
-        (["a", "b", "\n", " ", "7", "e", "f"], "b\na f"),  # characters are a text
+        (["a", "b", "\n", " ", "7", "e", "f"], "b\na f"),  # no blanks added
     ):
         (tmp_path / "symbols.json").write_text(json.dumps(symbols))
         vocab = load_corpus("tokens", path).vocab
@@ -400,7 +400,7 @@ def test_ids_far_above_the_rest_at_the_start_are_taken_for_a_header(tmp_path, he
 )
 @pytest.mark.parametrize("unit", [1, "bytes"])
 def test_a_short_header_that_counts_the_ids_is_noticed(tmp_path, dtype, words, type_of_count, unit):
-    """Its own numbers are below the largest ids."""
+    """All numbers of the header are smaller than the largest id."""
     ids = np.random.default_rng(0).integers(0, 60_000, 70_000).astype(dtype)
     count = len(ids) * (ids.itemsize if unit == "bytes" else 1)
     header = np.array([7] * words + [count, 2], type_of_count).tobytes()
@@ -415,7 +415,7 @@ def test_a_short_header_that_counts_the_ids_is_noticed(tmp_path, dtype, words, t
 @pytest.mark.parametrize("largest", [2, 256, 50_257, 65_536])
 @pytest.mark.parametrize("n", [40, 600, 3_000, 30_000])
 def test_ordinary_ids_are_not_taken_for_a_header(tmp_path, largest, n):
-    """Neither ids that are equally likely, nor the rare large ones of words by frequency."""
+    """Ids are drawn uniformly, or by frequency, so that large ids are rare."""
     rng = np.random.default_rng(largest + n)
     even, rare = rng.integers(0, largest, n), (largest ** rng.random(n)).astype(int) - 1
     for name, ids in (("even", even), ("rare", rare)):

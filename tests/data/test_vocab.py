@@ -265,7 +265,7 @@ def test_errors_name_the_symbol_and_the_place():
         ("char", ["ab"], "a char vocabulary's symbols must be single characters"),
     ],
 )
-def test_a_vocabulary_that_cannot_be_is_refused(kind, symbols, message):
+def test_an_impossible_vocabulary_is_refused(kind, symbols, message):
     assert refused(lambda: Vocab(kind, symbols)) == message
 
 

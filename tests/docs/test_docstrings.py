@@ -19,7 +19,7 @@ NOT_RUN = {"push": "uploads, which needs a login at the Hub; test_loading.py has
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the examples run: with ``configs/``, and a small model of bytes as a user's run."""
+    """The folder in which the examples run: it has ``configs/`` and a small run of bytes."""
     there = tmp_path_factory.mktemp("examples")
     (there / "configs").symlink_to(ROOT / "configs")
     cfg = tiny_models.config(vocab_size=256)

@@ -51,7 +51,7 @@ def ppo():
 
 @pytest.fixture(scope="module")
 def acted(ppo):
-    """A small run, its first state, and what acting gives from there, twice in a row.
+    """Returns a small run, its first state, and two rollouts in a row.
 
     Each rollout comes with the buffer after it.
     """

@@ -242,7 +242,7 @@ def test_the_table_of_shared_work_says_what_may_change_on_resume():
         assert said == ("no" if refused else "yes"), key
 
 
-def test_what_auto_takes_is_said_as_it_is():
+def test_the_pages_say_what_auto_chooses():
     (said,) = re.findall(r"`--config\.model\.kernel=auto` takes.*?by\sname", LAUNCH, re.DOTALL)
     taken, _, by_name = said.partition("`cudnn` and `reference`")
     assert set(re.findall(r"`(\w+)`", taken)) - {"auto"} == {*choice.BEST.values(), "xla"}
@@ -250,7 +250,7 @@ def test_what_auto_takes_is_said_as_it_is():
     assert f" {choice.FUSED_MIN_QUERIES} tokens or more" in " ".join(taken.split())
 
 
-def test_the_files_of_the_analyses_are_said_as_they_are():
+def test_the_pages_name_the_files_of_the_analyses():
     text = " ".join((DOCS / "analyses.md").read_text().split())
     (modes,) = re.findall(r"((?:`\w+`,? (?:and )?)+)write JSON, CSV", text)
     written = {mode for mode in ANALYSES if f"{mode}.csv" in FILES}
@@ -342,7 +342,7 @@ def test_an_exported_folder_is_not_said_to_be_trained_in(page):
     assert not re.search(r"such a folder in every mode(?! (but|except) training)", text)
 
 
-def test_what_scoring_leaves_out_is_said_as_it_is():
+def test_the_page_of_scoring_says_how_to_leave_tokens_out():
     assert ScoreConfig().tokens
     assert "--config.score.tokens=False" in (DOCS / "generation.md").read_text()
 

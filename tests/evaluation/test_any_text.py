@@ -27,7 +27,7 @@ FORMS: dict[str, dict] = {
     "shaw": {"attention": "shaw", "n_positions": 6},
     "adaptive": {"cutoffs": (4, 9), "div_val": 2},
 }
-"""Of which a window makes a token's loss independent of the cut."""
+"""Forms in which, with a window, a token's loss does not depend on the cut."""
 ABSOLUTE = {"attention": "absolute"}
 """Counts positions from the segment's end, so it is compared on texts of one segment."""
 
@@ -88,7 +88,7 @@ def test_a_line_alone_is_scored_as_if_there_were_no_others(form, seg_len, batch_
 
 
 @pytest.mark.integration
-def test_a_window_makes_the_cut_into_segments_of_no_account():
+def test_with_a_window_the_score_does_not_depend_on_the_segments():
     trained = trained_on(Vocab("char", [*"abcdefghijklm"]))
     text = [np.concatenate([BEFORE, *lines_of(60)])]
     by = lambda t: any_text.score_texts(
@@ -139,7 +139,7 @@ def test_bits_per_byte_are_those_of_a_text_that_the_tokens_determine(monkeypatch
 
 
 def notes(vocab, text):
-    """The notes before the line of the sum."""
+    """The notes that come before the summary line."""
     lines = io.StringIO(text, newline="\n").readlines()
     ids = any_text.encode_lines(vocab, lines, "text")
     summary = str(any_text.text_score(vocab, lines, ids, [np.ones(len(i)) for i in ids]))

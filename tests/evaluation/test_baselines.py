@@ -62,7 +62,7 @@ def test_bigram_is_the_written_out_loop_over_exactly_the_targets_after_the_first
 ):
     monkeypatch.setattr(baselines, "CHUNK", chunk)
     train, test = _tokens(0, 90, 250, dtype), _tokens(1, 43, 250, dtype)
-    test[20] = 249  # never seen: as a target, then as a context
+    test[20] = 249  # token 249 is not in the training text; here it is a target, then a context
     p = _witten_bell(train, 250)
     total = -sum(math.log(p(int(w), int(h))) for h, w in itertools.pairwise(test))
     np.testing.assert_allclose(loss(baselines.bigram, train, test, 250), total / 42, rtol=1e-13)

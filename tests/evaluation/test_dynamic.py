@@ -197,7 +197,7 @@ def batch(weight):
     "dynamic", [pytest.param(SGD, marks=pytest.mark.slow), RMS], ids=lambda c: c.rule
 )
 def test_a_segment_without_targets_moves_memory_and_no_parameter(dynamic):
-    """Though the parameters are away from the trained ones, where the pull would move them."""
+    """The parameters differ from the trained ones, so the decay would move them."""
     model, mems = txl_jax.TransformerXL(CFG), tiny_models.memory(CFG, [0, 0], 12)
     ones = jax.tree.map(np.ones_like, params_of())
     trained = jax.tree.map(lambda x: x + 1, params_of())

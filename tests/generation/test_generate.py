@@ -222,7 +222,7 @@ def test_an_empty_prompt_of_text_is_a_line_end():
 
 
 def scripted(monkeypatch, vocab, prompts, script, **settings):
-    """What :func:`continuations` shows and ends with, of rows of tokens that are given."""
+    """What :func:`continuations` shows and returns if the model makes the given tokens."""
     cfg = tiny_models.config(vocab_size=len(vocab))
     trained = TrainedModel(TransformerXL(cfg), None, vocab, ExperimentConfig(model=cfg), 0)
     pieces = [TokenChunk(np.array(p), np.ones(np.shape(p), np.float32)) for p in script]

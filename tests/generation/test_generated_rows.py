@@ -20,8 +20,8 @@ FORMS = {**WITH_MEMORY, "tf window": {"same_length": "tf"}, **WITHOUT_MEMORY}
 
 M = 9
 LENGTHS = (1, 3, M, M + 1, M + 2, 3 * M + 1, 129, 200)
-"""Of prompts, all but the last token of which are read before the first is made: none, a few, one
-less than memory holds, just as many (and one more), several times as many; 128 are one chunk."""
+"""Lengths of prompts. All tokens but the last go into memory first: none, some, M - 1, M, M + 1,
+many times M; 128 tokens are one chunk."""
 TURNING = GenerateConfig(length=2 * M + 6, mem_len=M, temperature=0.0)
 """Long enough for the ring to turn twice, whatever it held."""
 
@@ -34,7 +34,7 @@ SEEDS = {
     "absolute": 5,
     "absolute_per_layer": 2,
 }
-"""Of parameters whose greedy text does not repeat one token, nor one row another; others: 1."""
+"""Seeds of parameters whose greedy texts are varied and differ between rows; default 1."""
 
 
 def lively(form):

@@ -75,7 +75,7 @@ def test_a_score_has_a_line_for_each_token(ask):
         ),
     ],
 )
-def test_what_goes_wrong_is_told_and_survived(ask, line, text):
+def test_an_error_is_printed_and_the_session_continues(ask, line, text):
     said, goes_on = ask(line)
     assert said.startswith(text)
     assert said.count("\n") == 1

@@ -229,14 +229,14 @@ def test_a_file_without_an_end_and_a_closed_standard_input_are_refused(
 
 
 @pytest.mark.parametrize("value", ["1000", "-1", "nan", "1e999", "warm"])
-def test_a_temperature_that_is_none_is_refused(value, chars, refused):
+def test_an_invalid_temperature_is_refused(value, chars, refused):
     text = refused(*generating(chars, temperature=value))
     assert text.startswith("config key generate.temperature = ")
     rule = "must be 0 (greedy) or from 1e-06 to 100" if value in ("1000", "-1") else "must be "
     assert rule in text
 
 
-def test_a_setting_that_is_none_is_refused_with_the_nearest_one(chars, refused):
+def test_an_unknown_setting_is_refused_with_the_nearest_one(chars, refused):
     text = refused(*generating(chars, temprature="1"))
     assert text == (
         "unknown config key 'generate.temprature'; the nearest key is 'generate.temperature'"

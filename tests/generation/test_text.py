@@ -26,7 +26,7 @@ BYTES = [*b"ab \n", *"é€\ufffd".encode(), 0xFF]
 
 
 def in_pieces(vocab, prompt, made, sizes, **settings):
-    """A continuation that takes tokens in pieces of these sizes, and the pieces of text."""
+    """Feeds a continuation tokens in pieces of these sizes; returns it and its texts."""
     c = GenerateConfig(length=len(made), **settings)
     row, shown = Continuation("", vocab, c, list(prompt)), []
     ends = np.cumsum(sizes).tolist()

@@ -46,8 +46,7 @@ from txl_jax.training.step import make_dispatch
 
 LONGEST_MESSAGE = 600
 HUNG_SECONDS = 60.0
-"""CPU time of the thread, so that other programs do not matter."""
-"""The most that settings may take to be read and checked, of this thread: others may be at work."""
+"""The most CPU time of this thread that reading and checking settings may take."""
 DEEP = 8
 """Deeper models are traced as a scan over layers, or cut: all layers have one program."""
 
@@ -286,7 +285,7 @@ def generation(exp: ExperimentConfig) -> None:
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of the draws: counts, the slowest of each kind, and failures in words."""
+    """The results of the draws: counts, the slowest of each kind, and the failures."""
 
     counts: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     slowest: dict[str, tuple[float, str]] = dataclasses.field(default_factory=dict)
@@ -298,9 +297,9 @@ class Outcome:
 
 
 def run(draws: int, seed: int, first: int = 0, traced: bool = True) -> Outcome:
-    """Makes draws ``first`` .. ``first + draws - 1`` of a seed; one draw depends on no other.
+    """Makes draws ``first`` .. ``first + draws - 1`` of a seed; draws are independent.
 
-    ``traced``: with the programs of those that are accepted.
+    If ``traced``, the programs of accepted settings are traced too.
     """
     base, outcome = ExperimentConfig.from_dict(BASE), Outcome()
     for number in range(first, first + draws):
@@ -322,7 +321,7 @@ def run(draws: int, seed: int, first: int = 0, traced: bool = True) -> Outcome:
 def _checked(
     base: ExperimentConfig, changed: dict[str, Any], as_text: bool, what: str, outcome: Outcome
 ) -> tuple[ExperimentConfig | None, str]:
-    """The experiment, ``None`` if it was refused, and what became of it; notes what is wrong."""
+    """Returns the experiment, or ``None`` if it was refused, and the result; notes failures."""
     start, stage, exp = time.thread_time(), "refused by the settings", None
     try:
         exp = read(base, changed, as_text)

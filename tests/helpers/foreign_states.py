@@ -68,8 +68,10 @@ def pytorch(c, seed=0):
 
 
 def nvidia(c, seed=0):
-    """The same values by NVIDIA's names; what is tied is not there a second time but as
-    ``shared_out_projs``. A table of positions has whole rows instead of heads."""
+    """The same values by NVIDIA's names; tied projections are only in ``shared_out_projs``.
+
+    A table of positions has whole rows instead of heads.
+    """
     state = {}
     for name, array in pytorch(c, seed).items():
         kind, _, i = name.removeprefix("crit.").removesuffix(".bias").partition(".")

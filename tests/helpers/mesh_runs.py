@@ -110,7 +110,7 @@ def assert_close(got, want, rtol):
 
 @functools.cache
 def on_one_device(output):
-    """Gradient of the first step and losses of all, to hold other meshes to."""
+    """First gradient and all losses on one device, with which other meshes are compared."""
     exp = experiment(**of_output(output))
     return gradient(exp), training(exp)[0]
 

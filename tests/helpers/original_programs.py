@@ -46,7 +46,7 @@ def model(program, folder):
 
 @functools.cache
 def code(program):
-    """The program's module, from a copy in which a torch of today runs."""
+    """The program's module, from a copy that a current PyTorch can run."""
     spec = importlib.util.spec_from_file_location("record", RECORDED / "record.py")
     assert spec is not None
     assert spec.loader is not None

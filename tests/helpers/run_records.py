@@ -46,7 +46,7 @@ def assert_same_run(folder, a, b, **changes):
 
 
 class StopAt(PreemptionGuard):
-    """Asks to stop at the n-th time it is asked."""
+    """A guard that says "stop" at its n-th query."""
 
     def __init__(self, n):
         super().__init__()

@@ -756,7 +756,7 @@ def test_a_slurm_job_asks_that_its_processes_be_told_before_the_end_and_may_be_r
     assert text.count("#SBATCH") == len(options)
     assert "requeue" in options
     name, seconds = options["signal"].split("@")
-    assert name == "USR1"  # "B:USR1" would tell the script alone
+    assert name == "USR1"  # with "B:USR1", Slurm signals only the batch script, not its steps
     assert int(seconds) >= 300
     assert options["gpus-per-node"] == options["ntasks-per-node"]
     assert options["open-mode"] == "append"

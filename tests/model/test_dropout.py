@@ -222,7 +222,7 @@ def test_sites_of_projected_queries_keys_and_positions_have_one_mask_for_the_seg
         error = np.sqrt(want * (1 - want) / len(is_uniform))
         assert abs(is_uniform[:, 0].mean() - want) < 4.5 * error
         kinds = np.unique(np.round(values[:, 0], 4), axis=0)
-        assert len(kinds) == 2  # equal weights, and those of the kept entry, enlarged
+        assert len(kinds) == 2  # the entry is dropped, or kept and enlarged
 
 
 def gathered(changes):

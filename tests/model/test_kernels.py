@@ -250,7 +250,7 @@ def test_auto_takes_what_the_platform_and_the_form_allow(monkeypatch):
         ({"n_keys": 129}, "even numbers"),
     ],
 )
-def test_cudnn_says_what_it_does_not_have(change, said):
+def test_cudnn_refuses_what_it_cannot_compute_with_the_reason(change, said):
     form = {"q_shape": (2, 3, 64, 64), "n_keys": 128, "positions": Positions()}
     refused = cudnn.supports(of_shape(**{**form, **change}))
     assert (refused is None) if said is None else (said in (refused or ""))

@@ -126,7 +126,7 @@ def test_fused_equals_plain_attention_with_every_gradient(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", MORE_CASES.values(), ids=MORE_CASES)
-def test_and_so_it_does_at_other_sizes(case):
+def test_fused_equals_plain_attention_at_other_sizes(case):
     test_fused_equals_plain_attention_with_every_gradient(case)
 
 

@@ -134,13 +134,13 @@ def of_shape(h=8, dtype=jnp.bfloat16, positions=None):
         ({"h": 160}, "at most 128"),
     ],
 )
-def test_it_says_what_it_does_not_have(change, said):
+def test_an_unsupported_shape_is_refused_with_the_reason(change, said):
     refused = triton.supports(of_shape(**change))
     assert refused is not None
     assert said in refused
 
 
-def test_it_says_that_jax_triton_is_missing(monkeypatch):
+def test_a_missing_jax_triton_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax_triton", None)
     refused = triton.supports(of_shape())
     assert refused is not None

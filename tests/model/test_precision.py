@@ -180,7 +180,9 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_every_product_and_every_gradient_has_the_precision(form, compiled, monkeypatch):
+def test_all_products_and_gradients_have_the_precision_of_the_setting(
+    form, compiled, monkeypatch
+):
     """Also those of functions with derivatives of their own, which JAX traces later."""
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 64)  # several blocks
     monkeypatch.setattr(cross_entropy, "MIN_ROWS", 16)
@@ -199,7 +201,7 @@ def test_every_product_and_every_gradient_has_the_precision(form, compiled, monk
 
 
 @pytest.mark.parametrize("method", ["__call__", "core", "init_cache"])
-def test_every_method_has_the_precision(method):
+def test_every_method_has_the_precision_of_the_setting(method):
     c = tiny.config(matmul_precision="tensorfloat32")
     mems, apply = tiny.memory(c, (0, 2, 5), 5), tiny.apply(c, method)
     inputs = {"__call__": (tiny.tokens(c, 3, 4),), "core": (tiny.embeddings(c, 3, 4),)}

@@ -126,7 +126,7 @@ def test_beyond_the_clamp_no_scores_by_position_are_made():
 @pytest.mark.integration
 @pytest.mark.parametrize(("clamp_len", "t"), [(-1, 1), (2048, 9)])
 def test_a_donated_ring_is_written_in_place(clamp_len, t):
-    """The program holds no second ring, though it reads what it overwrites."""
+    """The program makes no copy of the ring, although it overwrites slots that it reads."""
     cfg = tiny.config(same_length="pytorch", clamp_len=clamp_len, d_head=256)
     model, mem_len = txl_jax.TransformerXL(cfg), 4096
     cache = cached(cfg, model.init_mems(1, mem_len), t)

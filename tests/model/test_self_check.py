@@ -292,7 +292,7 @@ def two_processes(folder, how) -> list[Any]:
     ),
 )
 def test_two_processes_take_one_decision_and_one_keeps_it(how, words, tmp_path):
-    """The kernel is interpreted; under ``auto`` a process that fails alone holds up no other."""
+    """The kernel is interpreted. With ``auto``, a failing process does not block the other."""
     (first, said), (second, said_by_second) = two_processes(tmp_path, how)
     assert first["devices"] == 4
     assert min(first["ran"], second["ran"]) > 0

@@ -20,7 +20,7 @@ def unset():
     jax.config.update("jax_compilation_cache_dir", before)
 
 
-def test_they_are_kept_in_the_data_folder(unset, tmp_path, monkeypatch):
+def test_programs_are_kept_in_the_data_folder(unset, tmp_path, monkeypatch):
     monkeypatch.setenv("TXL_DATA_DIR", str(tmp_path / "data"))
     keep_compiled_programs()
     assert jax.config.values["jax_compilation_cache_dir"].startswith(
@@ -81,7 +81,7 @@ def test_the_longest_unused_go_until_the_rest_is_within_the_limit(tmp_path):
     assert there(tmp_path) == ["a-cache", "d-cache", "notes"]
 
 
-def test_one_larger_than_the_limit_takes_those_used_before_it_along(tmp_path):
+def test_a_program_above_the_limit_is_removed_with_those_used_before_it(tmp_path):
     programs(tmp_path, a=10, large=200, b=10)
     remove_longest_unused(tmp_path, 100)
     assert there(tmp_path) == ["b-cache"]

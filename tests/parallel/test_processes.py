@@ -179,7 +179,7 @@ def test_flags_that_do_not_go_together_are_refused(flags, text, monkeypatch):
     assert text in str(caught.value)
 
 
-def test_a_run_of_many_where_nothing_says_so_is_refused(monkeypatch):
+def test_several_processes_that_no_variable_describes_are_refused(monkeypatch):
     for name in [name for name in os.environ if name.startswith(("SLURM", "OMPI", "TPU"))]:
         monkeypatch.delenv(name)
 
@@ -207,7 +207,7 @@ def test_a_batch_that_the_mesh_does_not_divide_is_refused_with_sizes(mesh, batch
     assert text in str(caught.value)
 
 
-def test_alone_nothing_is_waited_for(monkeypatch):
+def test_one_process_waits_for_no_other(monkeypatch):
     assert not processes.many()
     assert processes.is_process_zero()
     assert processes.on_process_zero(lambda: (1, "as it is")) == (1, "as it is")
@@ -329,7 +329,7 @@ def test_an_error_of_process_0_ends_all_with_its_text(short, two, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_that_slurm_starts_evaluate_as_one(two, tmp_path):
-    """Also what learns while it is scored, and what reads text before its own."""
+    """Also with dynamic evaluation, and with warmed-up streams."""
     learning = ("rule=rms", "learning_rate=1e-3", "statistics=3")
     changes = [f"--config.evaluate.dynamic.{change}" for change in learning]
     found = []

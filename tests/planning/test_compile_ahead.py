@@ -1,4 +1,4 @@
-"""What is told of a program before it runs is so: memory, operations, exchanges; and what fits."""
+"""Predictions about a program are right: memory, operations, collectives; and whether it fits."""
 
 import dataclasses
 import importlib.util
@@ -89,7 +89,7 @@ def test_the_text_on_the_device_and_what_teachers_say_of_it_are_planned_with():
 
 
 @pytest.mark.integration
-def test_arguments_are_the_state_and_what_is_beside_validation_its_rest():
+def test_arguments_are_the_state_and_validation_leaves_the_rest_of_it():
     exp = experiment(**{"mesh.data": 4})
     parameters = 4 * n_parameters(exp)
     memory = 2 * (B // 4) * M * 32 * 4
@@ -163,7 +163,7 @@ def test_a_dispatch_has_the_operations_of_its_updates():
 
 
 @pytest.mark.integration
-def test_of_every_device_are_its_rows_rounded_up_and_its_part_of_the_heads():
+def test_a_device_computes_its_rows_rounded_up_and_its_heads():
     one, eight = (compiled(**{"mesh.data": n}) for n in (1, 8))
     for name, rows in (("train", B), ("evaluate", 3)):
         whole = one[name].flops.device

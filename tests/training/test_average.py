@@ -65,7 +65,7 @@ def test_averages_are_those_written_out_over_the_updates(folder):
     assert not np.allclose(tail["['embedding']"], exponential["['embedding']"], atol=1e-5)
 
 
-def test_without_them_nothing_is_kept(folder):
+def test_without_averages_nothing_is_kept(folder):
     _, exp = corpus_and_experiment(folder)
     state = init_state(exp, txl_jax.TransformerXL(exp.model), make_optimizer(exp))
     assert state.averages == {}
@@ -100,7 +100,7 @@ def test_unknown_weights_are_refused_by_name(trained):
         txl_jax.load(str(workdir), "4", "swa")
 
 
-def test_the_report_scores_the_others_too(trained, folder, capsys):
+def test_the_report_scores_the_other_weights_too(trained, folder, capsys):
     workdir, changes = trained
     corpus, _ = corpus_and_experiment(folder, **changes)
     model = txl_jax.load(str(workdir), "12", "swa")
@@ -113,7 +113,7 @@ def test_the_report_scores_the_others_too(trained, folder, capsys):
 
 
 @pytest.mark.integration
-def test_they_are_restored_with_the_run(trained, folder, tmp_path):
+def test_averages_are_restored_with_the_run(trained, folder, tmp_path):
     workdir, changes = trained
     corpus, exp = corpus_and_experiment(folder, **changes)
 

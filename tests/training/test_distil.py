@@ -86,8 +86,8 @@ def test_cross_entropy_is_of_the_words_and_the_rest():
             np.testing.assert_allclose(got[row, i], want, rtol=1e-5)
 
 
-def test_least_where_the_student_is_as_its_load_teacher():
-    """At the teacher's own probabilities no direction is downhill."""
+def test_the_loss_is_least_at_the_probabilities_of_the_teacher():
+    """The gradient is zero where the student has the teacher's probabilities."""
     rng = np.random.default_rng(1)
     logits = jnp.asarray(rng.normal(size=(1, 1, 8)), jnp.float32)
     p = jax.nn.softmax(logits)

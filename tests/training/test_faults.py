@@ -242,7 +242,7 @@ def refused_at(step):
 
 @pytest.mark.integration
 def test_a_checkpoint_that_was_lost_is_not_said_to_be_kept(tmp_path, monkeypatch):
-    """That of step 6 fails while it is written, that of step 8 at once; step 9 is no number."""
+    """The save of step 6 fails while writing, that of step 8 at once; step 9 gives NaN."""
     changes = {"checkpoint.every": 2, "checkpoint.tolerate_save_errors": True}
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
     gradient_of = step_module.accumulate_gradient
@@ -604,7 +604,7 @@ def test_sigterm_ends_a_run_saved_with_exit_code_0(whole, moment, monkeypatch, c
     captured = capsys.readouterr().err
     assert captured.endswith(f"stopped by SIGTERM, {what}; to resume:\n  COMMAND\n")
     scored = [r["step"] for r in map(json.loads, read_lines(workdir)) if r["kind"] == "valid"]
-    assert scored == ([6, 12] if moment == "reporting" else [])  # what it was at was left
+    assert scored == ([6, 12] if moment == "reporting" else [])  # the report was not finished
     assert not {"evaluation.json", "sample.txt"} & set(os.listdir(workdir))
     assert modes.train(experiment(whole), workdir) == 0
     assert_same_run(whole, whole / "whole", workdir)

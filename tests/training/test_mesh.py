@@ -155,7 +155,7 @@ def test_the_data_axis_takes_the_devices_that_rows_and_the_other_axes_leave():
         ({"data": 1, "tensor": 3}, "mesh.tensor = 3: must divide model.n_head 8"),
     ],
 )
-def test_a_mesh_that_cannot_be_says_why(settings, words):
+def test_an_impossible_mesh_is_refused_with_the_reason(settings, words):
     with pytest.raises(ConfigError) as error:
         make_mesh(MeshConfig(**settings), experiment().model, B)
     assert words in str(error.value)

@@ -26,8 +26,8 @@ def calls(monkeypatch):
     [
         ((2, 4), range(7), [0, 1, 2, "to run/tensorboard", 3, 4, "stop", 5, 6]),
         ((3, 5), range(0, 9, 2), [0, 2, 4, "to run/tensorboard", 6, "stop", 8]),
-        ((0, 9), range(3), [0, "to run/tensorboard", 1, 2, "stop"]),  # ended before
-        ((1, 2), range(5, 7), [5, 6]),  # resumed after
+        ((0, 9), range(3), [0, "to run/tensorboard", 1, 2, "stop"]),  # ends early
+        ((1, 2), range(5, 7), [5, 6]),  # resumed after the profile
         (None, range(3), [0, 1, 2]),
     ],
 )

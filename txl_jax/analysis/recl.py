@@ -112,7 +112,8 @@ class Gains:
 
 
 def gains(group: Sequence[Losses], r: float) -> list[Gains]:
-    """Computes the gains of every model of a group. Raises AnalysisError if models do not compare.
+    """Computes the gains of every model of a group.
+    Raises AnalysisError if the models cannot be compared.
 
     ``r`` is the share of hard targets, above 0 and at most 1.
     """

@@ -203,7 +203,7 @@ def seed_groups(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
 
 
 def seeds_row(group: Sequence[RunRecord], first: tuple[Any, ...]) -> dict[str, Any] | None:
-    """Returns a row with mean and standard deviation over seeds; ``None`` if they do not compare.
+    """Returns a row with mean and standard deviation over seeds; or ``None`` if not comparable.
 
     ``first`` is the :func:`_compared` of the table's first result.
     """
@@ -241,7 +241,7 @@ def results(one: RunRecord) -> list[dict[str, Any]]:
 def table_row(result: Mapping[str, Any], row: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """Returns a row of an evaluation for a table. A baseline has no step and no parameters.
 
-    ``marked`` says that the value does not compare with that of the table's first row.
+    ``marked`` says that the value cannot be compared with that of the table's first row.
     """
     unit, protocol, parameters = result["unit"], row.get("protocol", ""), ""
     if row["name"] not in DESCRIPTIONS:

@@ -74,7 +74,7 @@ class Evaluation(SplitScore):
         lines = [f"{self.protocol}:"]
         for score in self.results:
             more = ""
-            # A perplexity per subword does not compare with the loss of other kinds of tokens.
+            # A perplexity per subword cannot be compared with the loss of other kinds of tokens.
             if self.unit == "ppl" and score.bits_per_byte is not None:
                 more = f"  ({score.bits_per_byte:.4f} bits per byte)"
             if score.document_loss is not None:
