@@ -45,7 +45,7 @@ from txl_jax.training.plan import training_mesh
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
 PRODUCTS, TRAFFIC, ISSUE = 0.75, 0.5, 0.8
-"""The shares of a chip's published figures that kernels reach."""
+"""The shares of a chip's published rates that kernels reach."""
 _PRODUCTS = dict(zip(attention_cycles.KERNELS, (1, 2, 4, 2, 1), strict=True))
 """How many products of queries with keys each attention kernel computes."""
 _SENT = {"all-reduce": 2}

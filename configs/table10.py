@@ -2,9 +2,9 @@
 
     python -m txl_jax.main --config=configs/table10.py:no_recurrence_full --workdir=runs/table10
 
-The rows are the keys of ROWS below; ROW-smoke is the row in small. Without a row: the first one.
+The rows are the keys of ROWS below; ROW-smoke is a small ROW. The default is the first one.
 Rows without recurrence use the memory that it would take for longer backpropagation. The
-shape, an assumption, and the protocol are those of table6.py; its rows with recurrence are these.
+shape, an assumption, and the protocol are those of table6.py; rows with recurrence are equal.
 
 Scores (*paper*; here *not run*): backpropagation length, test perplexity at the training length,
 the best over evaluation attention lengths, and the shortest length that gives it.

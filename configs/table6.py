@@ -2,7 +2,7 @@
 
     python -m txl_jax.main --config=configs/table6.py:ours_recurrence_full --workdir=runs/ours
 
-The rows are the keys of ROWS below; ROW-smoke is the row in small. Without a row: the first one.
+The rows are the keys of ROWS below; ROW-smoke is a small ROW. The default is the first one.
 
 The table's 128M shape was never published. Chosen here: wt103_base.py with 7 of its 16 layers,
 128.0M parameters (ours; the other encodings have a few more or fewer), its batch, rate and

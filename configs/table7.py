@@ -2,7 +2,7 @@
 
     python -m txl_jax.main --config=configs/table7.py:ours --workdir=runs/table7-ours
 
-The rows are the keys of ROWS below; ROW-smoke is the row in small. Without a row: the first one.
+The rows are the keys of ROWS below; ROW-smoke is a small ROW. The default is the first one.
 
 The table's model has 20 layers and 0.3B parameters; the rest was never published. Chosen here:
 lm1b_base.py with 20 layers and 2,048 inner, 301.2M parameters (ours), its batch, rate and

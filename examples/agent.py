@@ -64,7 +64,7 @@ def after(maze: Maze, key) -> Maze:
 
 
 def watched(maze: Maze, key) -> tuple[Maze, tuple[Maze, jax.Array]]:
-    """Mazes after a segment, and each of its steps: [T,B], with what is seen.
+    """Returns the mazes after a segment, and at each step the mazes and what is seen [T,B].
 
     The agent's turns change nothing but the reward, so the walk can be made ahead of it.
     """

@@ -81,8 +81,8 @@ _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1a\x1b")) + b"\x7f"
 def file_kind(start: bytes, least: int = 2) -> str | None:
     """Returns what a file is, to be read after "is", or ``None`` for what may be a text.
 
-    ``start`` has its first bytes. Marks of fewer than ``least`` bytes do not count, and marks of
-    letters only before bytes that no text has.
+    ``start`` has its first bytes. Marks of fewer than ``least`` bytes do not count. Marks that
+    consist of letters count only if ``start`` has control characters, which no text has.
     """
     letters_only = len(start.translate(None, _CONTROLS)) == len(start)
     for mark, kind in _STARTS.items():

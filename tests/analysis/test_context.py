@@ -180,7 +180,7 @@ def test_targets_begin_where_the_longest_context_is_whole(max_tokens, end):
         ((10, 9, 8, 7), 0.01, 400),
     ],
 )
-def test_effective_length_is_the_shortest_that_no_longer_one_beats(perplexity, threshold, want):
+def test_the_effective_length_is_the_least_that_no_longer_one_improves(perplexity, threshold, want):
     losses = Losses("m", (100, 200, 300, 400), np.log(np.array(perplexity))[:, None])
     assert effective_length(losses, threshold) == want
 

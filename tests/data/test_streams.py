@@ -317,7 +317,7 @@ def test_ids_that_fit_are_accepted():
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "int64", "uint64"])
 def test_tokens_and_sizes_of_any_integer_type_give_the_segments_of_int32(dtype):
-    """More tokens than a narrow type has numbers, as texts, sentences and documents."""
+    """The text has more tokens than int8 can count; it is a text, sentences or documents."""
     tokens = np.arange(1000, dtype=np.int32) % 100
     edges = np.array([0, 40, 90, 127])
     size = np.dtype(dtype).type(3)

@@ -222,7 +222,7 @@ def drawn(cfg, rows=3, seg_len=T):
 @pytest.mark.integration
 @pytest.mark.parametrize("form", rest_slow(1, FORMS))
 def test_integers_of_any_type_give_the_losses_of_int32(form):
-    """NumPy arrays, JAX arrays and those of a compiled program; a narrow type wraps around."""
+    """NumPy arrays, JAX arrays and those of a compiled program; int8 arithmetic would overflow."""
     cfg = tiny.config(n_layer=1, **{"vocab_size": 256, **FORMS[form]})
     (tokens, targets), variables = drawn(cfg), tiny.variables(cfg)
     mems, lengths = tiny.memory(cfg, (0, 2, 5), M), np.array([0, 4, 1], np.int32)

@@ -49,8 +49,8 @@ def test_functions_of_memory_and_cache_are_stored_with_their_classes(clamp_len):
 def cases():
     """Every model of the settings, those of :data:`FEW` first.
 
-    Not the fused kernels, of which none is for a CPU, nor bfloat16, which is rounded after each
-    operation, or not, as the compiler chooses.
+    Left out are the fused kernels, which do not run on a CPU, and bfloat16, because the compiler
+    chooses after which operations it rounds.
     """
     models = dict(model_settings.models())
     for name in [f"kernel={kernel}" for kernel in FUSED] + ["dtype=bfloat16"]:

@@ -180,9 +180,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_all_products_and_gradients_have_the_precision_of_the_setting(
-    form, compiled, monkeypatch
-):
+def test_all_products_and_gradients_have_the_precision_of_the_setting(form, compiled, monkeypatch):
     """Also those of functions with derivatives of their own, which JAX traces later."""
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 64)  # several blocks
     monkeypatch.setattr(cross_entropy, "MIN_ROWS", 16)
@@ -286,4 +284,4 @@ def test_auto_knows_absent_tpus():
         os.environ.update(before)
     assert resolved(tiny.config(dtype="auto"), mesh).dtype == "bfloat16"
     assert float32_products(None, mesh) == "one bfloat16 pass on this TPU"
-    assert experiment().model.dtype == "float32"  # the default of a library's config
+    assert experiment().model.dtype == "float32"  # the default in Python; only recipes set auto

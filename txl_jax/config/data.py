@@ -31,7 +31,7 @@ def is_url(text: str) -> bool:
     try:
         parts = urllib.parse.urlsplit(text)
         host, port = parts.hostname or "", parts.port
-        host.encode("idna")  # as the resolver does: no label may be empty or too long
+        host.encode("idna")  # as DNS does: refuses an empty or too long label
     except ValueError:
         return False
     in_ascii = all("!" <= character <= "~" for character in text)

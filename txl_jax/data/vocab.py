@@ -276,7 +276,7 @@ def _text_of(value: Any, name: str) -> Text:
     if isinstance(value, str):
         return value
     if isinstance(value, bytes | bytearray | memoryview):
-        without_mark = bytes(value).removeprefix("\ufeff".encode())  # as of a file
+        without_mark = bytes(value).removeprefix("\ufeff".encode())  # a file's mark is left out too
         return without_mark.decode("utf-8", "surrogateescape")
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return np.asarray(value)

@@ -56,7 +56,7 @@ def product_precision(name: str | None) -> contextlib.AbstractContextManager[Any
 
 
 def describe(c: TransformerXLConfig, mesh: Mesh | None) -> list[str]:
-    """Returns lines about dtype and products for the start of a run, the last one a warning."""
+    """Returns lines about dtype and products for the start of a run; the last may be a warning."""
     c, asked = resolved(c, mesh), c.matmul_precision
     named = "unset" if asked is None else repr(asked)
     lines = [

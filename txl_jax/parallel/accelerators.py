@@ -78,8 +78,8 @@ def find_accelerator() -> tuple[str, str] | None:
             return kind, files[0]
     if _nvidia_smi("-L"):
         return "gpu", "nvidia-smi lists it"
-    for name in _TPU_VARIABLES:
-        if not os.environ.get(name, "WARNING").startswith("WARNING"):  # libtpu's own, found nothing
+    for name in _TPU_VARIABLES:  # libtpu sets them to "WARNING…" if it finds no TPU
+        if not os.environ.get(name, "WARNING").startswith("WARNING"):
             return "tpu", name
     return None
 

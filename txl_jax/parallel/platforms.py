@@ -1,4 +1,4 @@
-"""The kind of the devices of a mesh, which are those of the process without a mesh."""
+"""The kind of the devices of a mesh, or of this process's devices without a mesh."""
 
 import re
 

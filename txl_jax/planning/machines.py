@@ -16,7 +16,7 @@ class Chip:
     bandwidth: float  # bytes per second to and from its memory
     link: float  # bytes per second out of the chip, all links together
     accelerator: str = ""  # the name under which Google rents slices; GPUs have none
-    cores: int = 1  # of one chip, which the names of slices count
+    cores: int = 1  # of one chip; names of TPU slices count them
 
 
 CHIPS = {

@@ -46,9 +46,9 @@ def soft_targets(
     """Returns the mean probabilities of ``distil.teachers`` for the training split: arrays [N,k].
 
     Entry i is the prediction of token i from the tokens before it, under the ``validate`` protocol
-    of the first start. Entry 0 gives probability 1 to token 0. Returns ``None`` without teachers,
-    or if ``stop()`` became true. Raises ConfigError if a teacher is missing or has another
-    vocabulary.
+    that the run had at its first start. Entry 0 gives probability 1 to token 0. Returns ``None``
+    without teachers, or if ``stop()`` became true. Raises ConfigError if a teacher is missing or
+    has another vocabulary.
     """
     c = exp.distil
     if not c.teachers:

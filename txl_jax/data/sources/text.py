@@ -112,7 +112,7 @@ def _plain(file: Stored, data: DataConfig, kind: str, cache: Path) -> PlainText:
         rule = f"is for records ({', '.join(READERS)}), and {file} is a text"
         raise DataError(f"data.field = {data.field!r}: {rule}; leave it out")
     _refuse_array(file, any_bytes=data.vocab == "byte")
-    if data.vocab != "byte":  # which is only so if it was asked for
+    if data.vocab != "byte":  # "byte" is never a default: the user asked for it
         file.check_text(encoding=kind == "byte")
     if file.compression or file.member:
         any_bytes = kind == "byte"
@@ -137,7 +137,7 @@ def _refuse_array(file: Stored, any_bytes: bool) -> None:
 def _source(
     files: Mapping[str, Mapping[str, PlainText]], data: DataConfig, kind: str, path: str
 ) -> Source:
-    """Returns the text of files by split, of which the missing splits are cut from the rest."""
+    """Returns the text of each split; missing splits are cut from the others."""
     joined = {split: _joined(list(named.values()), data) for split, named in files.items()}
     keys = {s: s if len(named) == 1 else f"{s}/{{}}" for s, named in files.items()}
     whole = {keys[s].format(n): f.path for s, named in files.items() for n, f in named.items()}
