@@ -22,6 +22,7 @@ from txl_jax.training.plan import StepSetup, plan_run, training_mesh
 from txl_jax.training.preemption import PreemptionGuard
 
 SHORT = {"train.steps": 2, "train.eval_every": 0, "generate.length": 0}
+LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 
 
 @pytest.fixture
@@ -41,6 +42,7 @@ def counts(monkeypatch):
 
     counted(shardings, "_mesh", lambda *_: "mesh")
     counted(Evaluator, "__init__", lambda *_, **__: "evaluator")
+    counted(plan, "init_state", lambda *_: "first state")  # JAX calls it for each trace
     counted(plan, "shuffled_streams", lambda *_, name="", **__: f"streams of {name}")
     chunks = symbols.chunks
     size = lambda tokens: f"ids of {len(tokens)}"
@@ -52,9 +54,7 @@ def counts(monkeypatch):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_a_run_builds_meshes_streams_and_evaluators_once_and_reads_the_ids_once(
-    tmp_path, counts, seeds
-):
+def test_a_run_builds_and_traces_each_part_once_and_reads_the_ids_once(tmp_path, counts, seeds):
     exp = tiny_runs.experiment(tmp_path, **SHORT, **{"train.num_seeds": seeds})
     seen = plan_run(exp, str(tmp_path / "seen"))  # prepares the text
     trained_on = f"ids of {len(np.asarray(seen.corpus.train))}"
@@ -64,6 +64,7 @@ def test_a_run_builds_meshes_streams_and_evaluators_once_and_reads_the_ids_once(
     assert counts["evaluator"] == 3, "of validation, and of the final evaluation's two protocols"
     assert counts["streams of the train split"] == seeds
     assert counts[trained_on] == 1
+    assert counts["first state"] == 2, "of one layer, for its size, and of the run"
 
 
 def test_from_the_command_to_an_update_are_at_most_seven_calls(tmp_path, monkeypatch):
@@ -107,17 +108,17 @@ def test_what_cannot_work_raises_before_the_workdir_exists(tmp_path, changes, er
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_first_state_is_lowered_with_draws_that_share_a_kernel(tmp_path, monkeypatch):
+def test_the_first_state_is_lowered_with_draws_that_share_a_kernel(tmp_path):
     """One for each parameter takes XLA minutes to compile for a GPU."""
     draws = lambda: jax.config.jax_threefry_gpu_kernel_lowering  # type: ignore[attr-defined]
     exp = override(tiny_runs.experiment(tmp_path), {"model.vocab_size": 7})
-    setup = StepSetup.on(training_mesh(exp), exp)
-    seen, draw = [], plan.init_state
+    setup, seen = StepSetup.on(training_mesh(exp), exp), list[bool]()
 
-    def watched(*args):
-        seen.append(draws())
-        return draw(*args)
+    def listen(event: str, duration_secs: float, **about: str | int) -> None:
+        if event == LOWERED and about.get("fun_name") == "jit(draw)":
+            seen.append(draws())
 
-    monkeypatch.setattr(plan, "init_state", watched)
+    jax.monitoring.register_event_duration_secs_listener(listen)
     setup.lower_initialise()
+    jax.monitoring.unregister_event_duration_listener(listen)
     assert (seen, draws()) == ([True], False)

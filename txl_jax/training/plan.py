@@ -99,9 +99,13 @@ class StepSetup:
         """Builds the setup of an experiment with a known vocabulary on the devices of a mesh."""
         shardings, optimizer = Shardings(mesh), make_optimizer(exp)
         model = TransformerXL(exp.model, mesh)
-        draw = lambda seed: init_state(exp, model, optimizer, seed)
-        abstract = with_shardings(jax.eval_shape(draw, _SEED), shardings)
-        return cls(exp, model, optimizer, shardings, abstract, draw)
+
+        def draw(seed: jax.Array) -> TrainState:
+            return init_state(exp, model, optimizer, seed)
+
+        with shared_draws():  # as in lower_initialise, or JAX would trace again there
+            shapes = jax.eval_shape(draw, _SEED)
+        return cls(exp, model, optimizer, shardings, with_shardings(shapes, shardings), draw)
 
     @functools.cached_property
     def on_disk(self) -> TrainState:
