@@ -1,4 +1,4 @@
-"""Matrix products of a single row, which XLA for GPUs computes badly."""
+"""Products that XLA for GPUs computes badly: of a single row, and several of the same rows."""
 
 from collections.abc import Callable
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from txl_jax.model.derivatives import with_derivatives
 from txl_jax.parallel.platforms import platform_of
 
 
@@ -20,3 +21,30 @@ def product_of_rows(
     if x.shape[0] != 1 or platform_of(mesh) != "gpu":
         return product(x)
     return product(jnp.concatenate([x, x]))[:1]
+
+
+def product_apart(x: jax.Array, matrix: jax.Array) -> jax.Array:
+    """Returns the product of rows x [S,D] with a matrix [D,E], which XLA computes by itself.
+
+    XLA for GPUs makes one product of several small ones of the same rows. A fused kernel, which
+    needs each result in an array of its own, then waits for copies. XLA may join the gradients.
+    """
+    return _apart(None, (x, matrix), ())
+
+
+def _product(_, inputs, __):
+    x, matrix = jax.lax.optimization_barrier(inputs)
+    return x @ matrix, inputs
+
+
+def _tangent(_, saved, tangents):
+    (x, matrix), (dx, dmatrix) = saved, tangents
+    return dx @ matrix + x @ dmatrix
+
+
+def _gradient(_, saved, gradient):
+    x, matrix = saved
+    return gradient @ matrix.T, x.T @ gradient
+
+
+_apart = with_derivatives(_product, _tangent, _gradient)
