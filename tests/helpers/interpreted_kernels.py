@@ -51,6 +51,8 @@ FORMS: dict[str, dict] = {
         "episodes": True,
         "rate": 0.5,
     },
+    "memory of whole tiles": {"t": 40, "m": 128, "filled": (128, 30), "rate": 0.2},
+    "memory of whole tiles, window": {"t": 150, "m": 128, "reach": 120, "episodes": True},
     "both directions": {"t": 40, "m": 0, "both": True, "filled": (40, 29)},
     "both directions, window and memory": {
         "t": 53,

@@ -29,6 +29,7 @@ class Bug(NamedTuple):
 PLAIN, FULL, OTHER, LONG = "causal with memory", "tiles that are full", "other tiles", "no memory"
 WINDOW, TF, ONE, ALONE = "window", "window of TF", "one query", "one query, no memory"
 PARTLY, ALL, SECOND = "memory empty or partly so", "everything", "every second query"
+WHOLE, WHOLE_WINDOW = "memory of whole tiles", "memory of whole tiles, window"
 BOTH, BOTH_ALL = "both directions", "both directions, window and memory"
 LONGER = "window of more than a tile"
 SCORES, QUERIES = "position_scores", "gradient_of_queries"
@@ -54,7 +55,11 @@ BUGS = {
     "positions of another head": Bug(SCORES, "r += head * H", "r += 0", "no biases"),
     "a block of positions too few": Bug(SCORES, "tl.max(high) + 1", "tl.max(high) - 7", FULL),
     "positions too late": Bug(SCORES, "range(tl.min(low)", "range(tl.min(low) + 1", TF),
-    "values of another row": Bug("forward", "val += b * K", "val += 0 * K", PLAIN),
+    "values of another row": Bug("forward", "(b * (K - M) - M)", "(0 * (K - M) - M)", PLAIN),
+    "memory of another row": Bug("forward", "= b * M * STRIDE", "= 0 * M * STRIDE", WHOLE),
+    "values of memory for its keys": Bug("forward", "SK < M, k_mem", "SK < M, val_mem", WHOLE),
+    "keys of memory for its values":
+        Bug("forward", "SK < M, val_mem", "SK < M, k_mem", WHOLE_WINDOW),
     "sees the next key": Bug("forward", "<= high)", "<= high + 1)", BOTH),
     "sees one key less": Bug("forward", "key[None, :] >= low", "key[None, :] > low", WINDOW),
     "sum not rescaled": Bug("forward", "total * before", "total", "window and long segment"),
@@ -79,11 +84,16 @@ BUGS = {
     "only the last part of queries":
         Bug(KEYS, "in tl.static_range(3)", "in tl.static_range(2)", OTHER),
     "gradient of all keys summed": Bug(KEYS, "tile_q, sum_k", "tile_q, sum_val", "heads of 64"),
+    "gradient of another row's memory":
+        Bug(KEYS, "tl.where(old, b * M,", "tl.where(old, 0 * b,", WHOLE),
+    "gradients of memory exchanged": Bug(KEYS, "(old, dval_mem,", "(old, dk_mem,", WHOLE_WINDOW),
+    "gradient with other keys of memory": Bug(KEYS, "(old, k_mem,", "(old, val_mem,", WHOLE),
     "tiles of a neighbour":
         Bug("written", "query // SQ * SQ", "query", SECOND),
     "written one tile less": Bug("written", "// SK + 1) * SK", "// SK) * SK", LONG),
     "shifted back by one more": Bug(QUERIES, "T - 1 - p +", "T - p +", PLAIN),
     "d(q+v) left out": Bug(QUERIES, "sum_u + sum_v", "sum_u", PLAIN),
+    "d(q+u) of another row's memory": Bug(QUERIES, "k_mem + b * M", "k_mem + 0 * M", WHOLE),
     "du and dv exchanged": Bug(QUERIES, "tl.sum(sum_u, 0)", "tl.sum(sum_v, 0)", ALL),
     "d(q+u) starts late": Bug(QUERIES, "tl.min(low) // SD", "tl.min(low) // SD + 1", TF),
     "d(q+v) starts late": Bug(QUERIES, "y0 = tl.min(", "y0 = 1 + tl.min(", SECOND),

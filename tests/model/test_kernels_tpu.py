@@ -218,10 +218,10 @@ def test_exactly_the_tiles_that_someone_sees_are_computed(t, m, reach):
 
 def test_forms_that_it_does_not_have_are_refused_with_the_reason():
     (_, _, _, u, v, r), _ = inputs(4, 3, 5)
-    mask = attention_mask(4, jnp.full(B, 3), 3)
 
     def why(positions, k=7, dtype=jnp.float32) -> Any:
         shape: Any = lambda length: jax.ShapeDtypeStruct((N, B, length, 5), dtype)
+        mask = attention_mask(4, jnp.full(B, k - 4), k - 4)
         x = AttentionInputs(shape(4), shape(k), shape(k), positions, mask)
         return pallas_tpu.supports(x)
 

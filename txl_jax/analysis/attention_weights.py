@@ -42,7 +42,7 @@ def capture_attention() -> Iterator[list[AttentionInputs]]:
 
     def intercept(call, args, kwargs, context):
         if isinstance(context.module, Attention) and context.method_name == "gather":
-            captured.append(args[0])
+            captured.append(args[0].joined())
         return call(*args, **kwargs)
 
     with nn.intercept_methods(intercept):

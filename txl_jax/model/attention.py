@@ -19,9 +19,10 @@ from txl_jax.model.kernels.choice import Choice, choose
 from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import Positions
 from txl_jax.model.precision import product_precision, resolved
-from txl_jax.model.products import product_of_rows
+from txl_jax.model.products import product_apart, product_of_rows
 from txl_jax.model.ring import KeysValues
 from txl_jax.model.unprojected import States
+from txl_jax.parallel.platforms import platform_of
 
 
 class Attention(nn.Module):
@@ -113,8 +114,10 @@ class Attention(nn.Module):
         elif isinstance(past, States):
             gathered = unprojected.attend(q, past, present, p, mask)
         else:
-            both = (jnp.concatenate(x, axis=2) for x in zip(past, present, strict=True))
-            k, val = (self.drop_heads(x, train) for x in both)
+            both: Any = zip(past, present, strict=True)
+            if train and c.dropout_qkv:  # one mask for the keys of memory and segment
+                both = (self.drop_heads(jnp.concatenate(x, axis=2), train) for x in both)
+            k, val = both
             key = self.make_rng("dropout") if train and c.dropatt else None
             drop = None if key is None else AttentionDropout.draw(key, c.dropatt)
             x = AttentionInputs(q, k, val, p, mask, drop)
@@ -140,7 +143,10 @@ class Attention(nn.Module):
         b, s, d = x.shape
         _, n, h = kernel.shape
         matrix = kernel.reshape(d, n * h).astype(x.dtype)
-        flat = product_of_rows(lambda x: x @ matrix, x.reshape(b * s, d), self.mesh)
+        if s and s % 128 == 0 and platform_of(self.mesh) == "gpu":  # as kernels/triton.py reads it
+            flat = product_apart(x.reshape(b * s, d), matrix)
+        else:
+            flat = product_of_rows(lambda x: x @ matrix, x.reshape(b * s, d), self.mesh)
         return flat.reshape(b, s, n, h).transpose(2, 0, 1, 3)
 
     def _project_encodings(self, encodings: jax.Array, kernel: jax.Array, train: bool) -> jax.Array:

@@ -56,6 +56,8 @@ def attend(x: AttentionInputs, implementation: str = "auto", mesh: Mesh | None =
     devices of ``mesh`` share rows and heads.
     """
     name = choose(implementation, x, mesh).name
+    if name != "triton":
+        x = x.joined()
     if name == "reference" or (name == "xla" and isinstance(x.mask, BothWaysMask)):
         return reference.attend(x)
     if name == "xla":

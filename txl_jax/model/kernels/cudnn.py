@@ -16,7 +16,7 @@ from txl_jax.model.scores import position_scores
 
 def supports(x: AttentionInputs) -> str | None:
     """Returns the reason why this kernel cannot compute the form, or ``None`` if it can."""
-    (t, h), n_keys, dtype = x.q.shape[2:], x.k.shape[2], jnp.dtype(x.q.dtype)
+    (t, h), n_keys, dtype = x.q.shape[2:], x.mask.n_keys, jnp.dtype(x.q.dtype)
     if isinstance(x.mask, BothWaysMask):
         return "it does not support attention in both directions"
     if x.dropout is not None:

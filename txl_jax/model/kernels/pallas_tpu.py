@@ -100,7 +100,7 @@ def tile_size(seg_len: int) -> int:
 
 def supports(x: AttentionInputs) -> str | None:
     """Returns the reason why this kernel cannot compute the form, or ``None`` if it can."""
-    (t, h), n_keys = x.q.shape[2:], x.k.shape[2]
+    (t, h), n_keys = x.q.shape[2:], x.mask.n_keys
     if reason := x.unsupported_by_fused():
         return reason
     if isinstance(x.mask, BothWaysMask):

@@ -31,10 +31,14 @@ def random_inputs(
 
 
 def values_and_gradients(attend, x: AttentionInputs) -> Any:
-    """Returns attention, and its random projection's gradient with respect to all arrays."""
+    """Returns attention, and its random projection's gradient with respect to all arrays.
+
+    Like a model, it gives keys and values of memory and segment apart.
+    """
     direction = jax.random.normal(jax.random.key(9), x.q.shape)
 
     def loss(q, k, val, positions):
+        k, val = (tuple(jnp.split(both, [x.mask.mem_len], axis=2)) for both in (k, val))
         gathered = attend(x.replace(q=q, k=k, val=val, positions=positions))
         return jnp.sum(gathered.astype(jnp.float32) * direction), gathered
 

@@ -1,5 +1,7 @@
 """The inputs of every implementation of attention, and attention in plain JAX."""
 
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -15,17 +17,23 @@ class AttentionInputs(flax.struct.PyTreeNode):
 
     Attributes:
       q: queries [N,B,T,H]; q and the positions' u, v and b are divided by sqrt(H).
-      k, val: keys and values [N,B,K,H] of memory and segment, oldest first; K = M + T.
+      k, val: keys and values of memory and segment, oldest first: [N,B,K,H] with K = M + T, or
+        pairs of [N,B,M,H] and [N,B,T,H].
       positions: r has K rows, or K + T - 1 where attention is in both directions.
       mask: the attention mask; every query may attend at least to itself.
     """
 
     q: jax.Array
-    k: jax.Array
-    val: jax.Array
+    k: Any
+    val: Any
     positions: Positions
     mask: AttentionMask
     dropout: AttentionDropout | None = None
+
+    def joined(self) -> "AttentionInputs":
+        """Returns the inputs with memory and segment in one array of keys and one of values."""
+        join = lambda x: jnp.concatenate(x, axis=2) if isinstance(x, tuple) else x
+        return self.replace(k=join(self.k), val=join(self.val))
 
     def biased_queries(self) -> tuple[jax.Array, jax.Array]:
         """Returns q + u and q + v, [N,B,T,H] each, for the products with keys and with r."""
@@ -46,7 +54,7 @@ class AttentionInputs(flax.struct.PyTreeNode):
 
 def attend(x: AttentionInputs) -> jax.Array:
     """Computes :func:`txl_jax.model.kernels.choice.attend` in plain JAX."""
-    return attend_part(x, slice(0, x.mask.seg_len), slice(0, x.mask.n_keys))
+    return attend_part(x.joined(), slice(0, x.mask.seg_len), slice(0, x.mask.n_keys))
 
 
 def attend_part(x: AttentionInputs, queries: slice, keys: slice) -> jax.Array:

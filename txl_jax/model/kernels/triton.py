@@ -107,7 +107,7 @@ def supports(x: AttentionInputs) -> str | None:
 
 def form_of(x: AttentionInputs, capability: int) -> Form:
     """Returns the static sizes of an attention."""
-    (n, b, t, h), k = x.q.shape, x.k.shape[2]
+    (n, b, t, h), k = x.q.shape, x.mask.n_keys
     r = x.positions.r.shape[1]  # type: ignore[union-attr]
     dropped = threshold_of(x.dropout.rate) if x.dropout else 0
     width = max(16, 1 << (h - 1).bit_length())
@@ -119,13 +119,15 @@ def attend(x: AttentionInputs, capability: int = 90) -> jax.Array:
 
     ``capability`` is the compute capability of the GPU, which need not be at hand. The kernels read
     [B,T,N,H], the order in which a product of states and weights gives heads. So XLA transposes
-    nothing.
+    nothing. A tile of keys does not cross from memory to segment, unless both are joined before.
     """
+    x = x.joined() if x.mask.mem_len % 128 else x
     p, f, h = x.positions, form_of(x, capability), x.q.shape[-1]
     bias = lambda of: jnp.zeros((f.n, h), x.q.dtype) if of is None else of
     wide = lambda a: jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, f.h - h)])
-    heads = (x.q, x.k, x.val, p.r[:, None])  # type: ignore[index]
-    q, k, val, r = (wide(a).transpose(1, 2, 0, 3) for a in heads)
+    pair = lambda a: a if isinstance(a, tuple) else (a[:, :, :0], a)
+    heads = (x.q, pair(x.k), pair(x.val), p.r[:, None])  # type: ignore[index]
+    q, k, val, r = jax.tree.map(lambda a: wide(a).transpose(1, 2, 0, 3), heads)
     where = (*x.mask.interval(), x.dropout.seed if x.dropout else jnp.zeros(2, jnp.uint32))
     out = _attend(f, q, k, val, r[0], wide(bias(p.u)), wide(bias(p.v)), where)
     return out[..., :h].transpose(2, 0, 1, 3)
@@ -133,7 +135,7 @@ def attend(x: AttentionInputs, capability: int = 90) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(f: Form, q, k, val, r, u, v, where):
-    """Computes attention [B,T,N,H]; ``where`` has oldest, newest and seed."""
+    """Computes attention [B,T,N,H] of pairs k and val; ``where`` has oldest, newest and seed."""
     return _forward(f, q, k, val, r, u, v, where)[0]
 
 
@@ -146,7 +148,7 @@ def _position_scores(f: Form, q, v, r, where):
 
 def _forward(f: Form, q, k, val, r, u, v, where):
     scores = _position_scores(f, q, v, r, where)
-    given = (q, u, k, val, scores, *where, f.n, f.t, f.k)
+    given = (q, u, *k, *val, scores, *where, f.n, f.t, f.k, k[0].shape[1])
     results = [q, jax.ShapeDtypeStruct((f.b * f.n, f.t), jnp.float32)]
     groups = lambda s: (f.n * f.b * _ceil(f.t, s["SQ"]),)
     out, lse = launch("forward", given, results, groups, f)
@@ -159,13 +161,14 @@ def _backward(f: Form, saved, dout):
     scores = _position_scores(f, q, v, r, where)
     delta = jnp.sum(dout.astype(jnp.float32) * out.astype(jnp.float32), axis=-1).transpose(0, 2, 1)
     spans = _spans(f.k, tiling("gradient_of_keys", q.dtype, f).sizes, *where)
-    given = (q, u, k, val, scores, dout, lse, delta, *where, spans, seed, f.n, f.t, f.k)
-    results = [k, val, jax.ShapeDtypeStruct(scores.shape, q.dtype)]
+    sizes = (f.n, f.t, f.k, k[0].shape[1])
+    given = (q, u, *k, *val, scores, dout, lse, delta, *where, spans, seed, *sizes)
+    results = [*k, *val, jax.ShapeDtypeStruct(scores.shape, q.dtype)]
     blocks = lambda s: (f.n * f.b * _ceil(f.k, s["SK"]),)
-    dk, dval, dscores = launch("gradient_of_keys", given, results, blocks, f)
+    *dkeys, dscores = launch("gradient_of_keys", given, results, blocks, f)
 
     parts = f.classes(tiling("gradient_of_queries", q.dtype, f).sizes)
-    given = (k, r, dscores, *where, f.b, f.n, f.t, f.k, f.r)
+    given = (*k, r, dscores, *where, f.b, *sizes, f.r)
     results = [q, jax.ShapeDtypeStruct((2, parts, f.n, f.h), jnp.float32)]
     dq, of_biases = launch("gradient_of_queries", given, results, lambda _: (f.n * parts,), f)
 
@@ -173,8 +176,8 @@ def _backward(f: Form, saved, dout):
     results = [jax.ShapeDtypeStruct((f.every, *r.shape), jnp.float32)]
     distances = lambda s: (_ceil(f.r + f.every, s["SD"]), f.n, f.every)
     (dr,) = launch("gradient_of_distances", given, results, distances, f)
-    sums = (jnp.sum(dr, axis=0), *jnp.sum(of_biases, axis=1))
-    return dq, dk, dval, *(x.astype(of.dtype) for x, of in zip(sums, (r, u, v), strict=True)), None
+    pairs = zip((jnp.sum(dr, axis=0), *jnp.sum(of_biases, axis=1)), (r, u, v), strict=True)
+    return dq, tuple(dkeys[:2]), tuple(dkeys[2:]), *(x.astype(of.dtype) for x, of in pairs), None
 
 
 _attend.defvjp(_forward, _backward)

@@ -21,7 +21,8 @@ Five kernels pass two arrays [B*N,T,KP] through device memory, ``scores`` and ``
 There are no atomics, and only tiles on an edge of the attention mask compute it. No loop reads what
 it writes, so Triton may load ahead.
 
-Arguments: q, dout and out [B,T,N,H]; k, val [B,K,N,H]; r [R,N,H], whose row c is for the distance
+Arguments: q, dout and out [B,T,N,H]; k_mem, val_mem [B,M,N,H], the first M keys and values, and k,
+val [B,K-M,N,H], the others (no tile of keys is in both); r [R,N,H], whose row c is for the distance
 K-1-c; u, v [N,H]; lse, a logarithm to base 2, and delta = sum(out * dout), float32 [B*N,T];
 ``oldest`` and ``newest`` int32 [B,T], the first and the last key that a query sees, which never
 decrease; seed uint32 [2]; far, the first row of r that a query needs. ``STRIDE`` is N*H, ``H`` a
@@ -138,7 +139,7 @@ def position_scores(
 
 @triton.jit
 def forward(
-    q, u, k, val, scores, oldest, newest, seed, N, T, K, out, lse,
+    q, u, k_mem, k, val_mem, val, scores, oldest, newest, seed, N, T, K, M, out, lse,
     STRIDE: tl.constexpr, H: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
     SQ: tl.constexpr, SK: tl.constexpr, STAGES: tl.constexpr, DROPPED: tl.constexpr,
 ):  # fmt: skip
@@ -155,8 +156,8 @@ def forward(
     last = tl.minimum(first + SQ, T) - 1
     query = tl.minimum(first + tl.arange(0, SQ), T - 1)
     q += b * T * STRIDE + head * H
-    k += b * K * STRIDE + head * H
-    val += b * K * STRIDE + head * H
+    old, own = b * M * STRIDE + head * H, (b * (K - M) - M) * STRIDE + head * H
+    k_mem, val_mem, k, val = k_mem + old, val_mem + old, k + own, val + own
     scores += ((row.to(tl.int64) * T + query) * KP)[:, None]
     oldest, newest = oldest + b * T, newest + b * T
     line = line_of(seed, head, b, query) if DROPPED else query
@@ -173,7 +174,7 @@ def forward(
         for t in tl.range(bounds[part], bounds[part + 1], num_stages=STAGES):
             key = t * SK + tl.arange(0, SK)
             by_position = tl.load(scores + key[None, :]).to(tl.float32)
-            tile_k = rows_of(k, key, K, STRIDE, H)
+            tile_k = rows_of(tl.where(t * SK < M, k_mem, k), key, K, STRIDE, H)
             s = tl.dot(tile_q, tl.trans(tile_k), by_position, input_precision=PRECISION)
             if part != 1:
                 s = tl.where((key[None, :] >= low) & (key[None, :] <= high), s, UNSEEN)
@@ -184,7 +185,7 @@ def forward(
             total = total * before + tl.sum(weights, 1)
             if DROPPED:
                 weights = tl.where(kept(line, t * SK, SK, DROPPED), weights, 0.0)
-            tile_val = rows_of(val, key, K, STRIDE, H)
+            tile_val = rows_of(tl.where(t * SK < M, val_mem, val), key, K, STRIDE, H)
             gathered = gathered * before[:, None]
             weights = weights.to(tile_val.dtype)
             gathered = tl.dot(weights, tile_val, gathered, input_precision=PRECISION)
@@ -196,7 +197,8 @@ def forward(
 
 @triton.jit
 def gradient_of_keys(
-    q, u, k, val, scores, dout, lse, delta, oldest, newest, spans, seed, N, T, K, dk, dval, dscores,
+    q, u, k_mem, k, val_mem, val, scores, dout, lse, delta, oldest, newest, spans, seed, N, T, K, M,
+    dk_mem, dk, dval_mem, dval, dscores,
     STRIDE: tl.constexpr, H: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
     SQ: tl.constexpr, SK: tl.constexpr, STAGES: tl.constexpr, DROPPED: tl.constexpr,
 ):  # fmt: skip
@@ -210,20 +212,18 @@ def gradient_of_keys(
     block = tl.program_id(0) % blocks
     b = (row // N).to(tl.int64)
     head = row % N
-    q += b * T * STRIDE + head * H
-    dout += b * T * STRIDE + head * H
-    lse += row.to(tl.int64) * T
-    delta += row.to(tl.int64) * T
-    scores += row.to(tl.int64) * T * KP
-    dscores += row.to(tl.int64) * T * KP
+    q, dout = q + b * T * STRIDE + head * H, dout + b * T * STRIDE + head * H
+    lse, delta = lse + row.to(tl.int64) * T, delta + row.to(tl.int64) * T
+    scores, dscores = scores + row.to(tl.int64) * T * KP, dscores + row.to(tl.int64) * T * KP
     oldest, newest = oldest + b * T, newest + b * T
     spans += (b * blocks + block) * 4
     keeps: tl.constexpr = 1 - DROPPED / 4294967296
     key = block * SK + tl.arange(0, SK)
     bias = bias_of(u, head, H)
-    of_keys = b * K * STRIDE + head * H
-    tile_k = rows_of(k + of_keys, key, K, STRIDE, H)
-    tile_val = rows_of(val + of_keys, key, K, STRIDE, H)
+    old = block * SK < M
+    of_keys = tl.where(old, b * M, b * (K - M) - M) * STRIDE + head * H
+    tile_k = rows_of(tl.where(old, k_mem, k) + of_keys, key, K, STRIDE, H)
+    tile_val = rows_of(tl.where(old, val_mem, val) + of_keys, key, K, STRIDE, H)
     sum_k = tl.zeros((SK, H), tl.float32)
     sum_val = tl.zeros((SK, H), tl.float32)
     for part in tl.static_range(3):
@@ -253,8 +253,9 @@ def gradient_of_keys(
             sum_val = tl.dot(dropped, tile_dout, sum_val, input_precision=PRECISION)
             sum_k = tl.dot(tl.trans(ds), tile_q, sum_k, input_precision=PRECISION)
             tl.store(dscores + at, ds, mask=exists[:, None])
-    put_rows(dk + of_keys, sum_k, key, K, STRIDE, H)
-    put_rows(dval + of_keys, sum_val * (1 / keeps), key, K, STRIDE, H)
+    put_rows(tl.where(old, dk_mem, dk) + of_keys, sum_k, key, K, STRIDE, H)
+    dval = tl.where(old, dval_mem, dval) + of_keys
+    put_rows(dval, sum_val * (1 / keeps), key, K, STRIDE, H)
 
 
 @triton.jit
@@ -274,7 +275,7 @@ def written(oldest, newest, query, T, KP: tl.constexpr, SQ: tl.constexpr, SK: tl
 
 @triton.jit
 def gradient_of_queries(
-    k, r, dscores, oldest, newest, B, N, T, K, R, dq, sums,
+    k_mem, k, r, dscores, oldest, newest, B, N, T, K, M, R, dq, sums,
     STRIDE: tl.constexpr, H: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
     SX: tl.constexpr, SD: tl.constexpr, EVERY: tl.constexpr, SQ: tl.constexpr, SK: tl.constexpr,
 ):  # fmt: skip
@@ -288,7 +289,7 @@ def gradient_of_queries(
     head = row % N
     query = x * EVERY + p
     low, limit = written(oldest + b * T, newest + b * T, query, T, KP, SQ, SK)
-    k += b * K * STRIDE + head * H
+    k_mem, k = k_mem + b * M * STRIDE + head * H, k + (b * (K - M) - M) * STRIDE + head * H
     r += head * H
     dscores += ((row.to(tl.int64) * T + query) * KP)[:, None]
     place = tl.arange(0, SD)
@@ -304,11 +305,11 @@ def gradient_of_queries(
         ds = tl.load(dscores + key, mask=inside, other=0.0)
         tile_r = rows_of(r, tl.maximum(T - 1 - p + y * EVERY + place, 0), R, STRIDE, H)
         sum_v = tl.dot(ds, tile_r, sum_v, input_precision=PRECISION)
-
         key = (begin + n) * SD + place
         inside = (key[None, :] >= low) & (key[None, :] < limit)
         ds = tl.load(dscores + key[None, :], mask=inside, other=0.0)
-        sum_u = tl.dot(ds, rows_of(k, key, K, STRIDE, H), sum_u, input_precision=PRECISION)
+        tile_k = rows_of(tl.where((begin + n) * SD < M, k_mem, k), key, K, STRIDE, H)
+        sum_u = tl.dot(ds, tile_k, sum_u, input_precision=PRECISION)
     put_rows(dq + b * T * STRIDE + head * H, sum_u + sum_v, query, T, STRIDE, H)
     parts = tl.num_programs(0) // N
     sums += (b * parts // B + number) * STRIDE + head * H + tl.arange(0, H)
