@@ -171,6 +171,16 @@ ON_GPU: dict[str, dict] = {
         "episodes": True,
         "rate": 0.25,
     },
+    "memory of whole tiles, heads of 128": {"t": 128, "m": 128, "h": 128, "rate": 0.25},
+    "memory of whole tiles, everything": {
+        "t": 257,
+        "m": 256,
+        "h": 64,
+        "reach": 200,
+        "filled": (7, 256),
+        "episodes": True,
+        "rate": 0.25,
+    },
 }
 
 
