@@ -34,24 +34,29 @@ _READERS = {"gradient_of_queries", "gradient_of_distances"}  # of what gradient_
 _TILINGS = {
     "position_scores bfloat16": (4, 3, 64, 128),
     "position_scores float32": (4, 1, 64, 32), "position_scores float32 sm_90": (8, 2, 128, 64),
-    "forward bfloat16": (8, 2, 128, 64), "forward bfloat16 sm_90": (8, 3, 128, 64),
+    "forward bfloat16": (8, 2, 128, 64), "forward bfloat16 sm_90": (4, 3, 64, 64),
+    "forward bfloat16 wide sm_90": (8, 3, 128, 64),
     "forward float32": (4, 1, 64, 32), "forward float32 sm_90": (8, 2, 128, 32),
     "gradient_of_keys bfloat16": (4, 2, 64, 64), "gradient_of_keys bfloat16 wide": (4, 2, 32, 64),
-    "gradient_of_keys bfloat16 sm_90": (8, 2, 128, 64),
-    "gradient_of_keys bfloat16 sm_100": (4, 2, 64, 64),
+    "gradient_of_keys bfloat16 sm_90": (4, 3, 64, 64),
+    "gradient_of_keys bfloat16 wide sm_90": (8, 1, 128, 64),
+    "gradient_of_keys bfloat16 wide sm_100": (4, 2, 64, 64),
     "gradient_of_keys float32": (4, 1, 16, 32), "gradient_of_keys float32 sm_90": (4, 1, 16, 64),
     "gradient_of_queries bfloat16": (4, 2, 64, 64),
+    "gradient_of_queries bfloat16 wide sm_90": (8, 3, 128, 64),
     "gradient_of_queries float32": (4, 1, 32, 32),
     "gradient_of_queries float32 sm_90": (4, 2, 64, 32),
     "gradient_of_distances bfloat16": (4, 3, 64, 64),
     "gradient_of_distances bfloat16 wide": (8, 3, 64, 128),
+    "gradient_of_distances bfloat16 wide sm_90": (4, 2, 64, 64),
     "gradient_of_distances float32": (4, 2, 32, 64),
     "gradient_of_distances float32 sm_90": (8, 2, 32, 128),
 }  # fmt: skip
 """Warps, stages and sizes; ``wide`` heads have more than 64 numbers.
 
-Chosen by benchmarks/attention_cycles.py. Those of all GPUs fit into 99 KiB of shared memory. Each
-four warps have up to 64 rows of a product, since more warps would repeat its work.
+Those of sm_90 in bfloat16 were the fastest of 207 on an H100, the others are chosen by
+benchmarks/attention_cycles.py. Those of all GPUs fit into 99 KiB of shared memory. Each four warps
+have up to 64 rows of a product, since more warps would repeat its work.
 """
 
 
@@ -200,7 +205,7 @@ def tiling(kernel: str, dtype: Any, f: Form) -> Tiling:
     """Returns the tiling of a kernel."""
     of_all, family = f"{kernel} {jnp.dtype(dtype).name}", f" sm_{f.capability // 10}0"
     wide = f"{of_all} wide" if f.h > 64 else of_all
-    names = (of_all + family, wide, of_all)
+    names = (wide + family, of_all + family, wide, of_all)
     num_warps, num_stages, *sizes = next(_TILINGS[name] for name in names if name in _TILINGS)
     sides = ("SQ", "SK") if kernel in _BY_KEY else ("SX", "SD")
     return Tiling(num_warps, num_stages, dict(zip(sides, sizes, strict=True)))
