@@ -56,12 +56,12 @@ def dense_loss(cfg, params, h, targets):
 def block(request, monkeypatch):
     """Rows at once: 4 leaves a block of 3 where every row is scored.
 
-    3 words are a tile, or all of them, which are then padded as for a GPU.
+    3 words are a tile, or all of them. These and the states are then padded as for a GPU.
     """
     if request.param != 11:
         monkeypatch.setitem(cross_entropy.TILE_WORDS, "cpu", 3)
     if request.param != 4:
-        monkeypatch.setitem(cross_entropy.WORDS_MULTIPLE, "cpu", 8)
+        monkeypatch.setitem(cross_entropy.MULTIPLE, "cpu", 8)
     monkeypatch.setattr(cross_entropy, "MIN_ROWS", request.param)
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
     return request.param
@@ -117,7 +117,7 @@ def test_forward_mode_in_blocks_gives_the_derivative_along_a_direction(monkeypat
     monkeypatch.setattr(cross_entropy, "MIN_ROWS", 2)
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
     monkeypatch.setitem(cross_entropy.TILE_WORDS, "cpu", tile or 8)
-    monkeypatch.setitem(cross_entropy.WORDS_MULTIPLE, "cpu", 1 if tile else 8)
+    monkeypatch.setitem(cross_entropy.MULTIPLE, "cpu", 1 if tile else 8)
     in_blocks = lambda x, weight, bias: cross_entropy.cross_entropy(
         x, weight, bias, targets, members, "cpu"
     )

@@ -1,4 +1,6 @@
-"""Products of a single row, and several products of the same rows, which a GPU computes apart."""
+"""Products as XLA for GPUs needs them: of two rows or more, padded, and apart."""
+
+import re
 
 import jax
 import numpy as np
@@ -7,35 +9,58 @@ from jax.sharding import SingleDeviceSharding
 
 from benchmarks import program_kernels
 from txl_jax.model import products
+from txl_jax.parallel.shardings import AXES
 
 
-@pytest.mark.parametrize(
-    ("platform", "rows", "multiplied"), [("cpu", 1, 1), ("gpu", 1, 2), ("gpu", 3, 3)]
-)
-def test_a_gpu_multiplies_two_rows_or_more(monkeypatch, platform, rows, multiplied):
-    monkeypatch.setattr(products, "platform_of", lambda mesh: platform)
-    x, matrix = (jax.random.normal(jax.random.key(n), s) for n, s in enumerate([(rows, 5), (5, 7)]))
-    seen = []
+@pytest.fixture
+def on_gpu(monkeypatch):
+    monkeypatch.setattr(products, "platform_of", lambda mesh: "gpu")
 
-    def product(x):
-        seen.append(len(x))
-        return x @ matrix
 
-    result = products.product_of_rows(product, x, None)
-    assert seen == [multiplied]
+def factors(rows, d, e):
+    return (jax.random.normal(jax.random.key(n), s) for n, s in enumerate([(rows, d), (d, e)]))
+
+
+@pytest.mark.parametrize(("rows", "multiplied"), [(1, 2), (3, 3)])
+def test_a_gpu_multiplies_two_rows_or_more(on_gpu, rows, multiplied):
+    x, matrix = factors(rows, 8, 4)
+    text = str(jax.make_jaxpr(lambda x: products.product(x, matrix, None))(x))
+    assert re.findall(r"f32\[(\d+),4\] = dot_general", text) == [str(multiplied)]
+    result = products.product(x, matrix, None)
     np.testing.assert_allclose(result, np.asarray(x) @ np.asarray(matrix), rtol=1e-5)  # float32
+
+
+@pytest.mark.parametrize("of", [products.product, products.product_apart])
+def test_sides_are_padded_to_16_bytes_on_a_gpu_and_nothing_else_changes(on_gpu, of):
+    x, matrix = factors(3, 5, 7)
+    text = str(jax.make_jaxpr(lambda x, matrix: of(x, matrix, None))(x, matrix))
+    assert "pad" in text
+    assert not re.search(r"f32\[3,7\] = dot_general", text)
+    run = lambda of: jax.value_and_grad(lambda x, m: (of(x, m) ** 2).sum(), (0, 1))(x, matrix)
+    found, expected = run(lambda x, m: of(x, m, None)), run(lambda x, m: x @ m)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # float32
+
+
+@pytest.mark.parametrize(("sizes", "padded"), [((2, 1, 1), 1), ((1, 2, 1), 0), ((1, 1, 2), 0)])
+def test_a_matrix_that_devices_share_is_not_padded(on_gpu, sizes, padded):
+    mesh = jax.make_mesh(sizes, AXES)
+    run = lambda x, matrix: products.product(x, matrix, mesh)
+    text = str(jax.make_jaxpr(run)(*factors(3, 5, 7)))
+    assert ("pad" in text) == padded
 
 
 def test_a_product_apart_has_the_value_and_both_derivatives_of_a_product():
     x, matrix, direction = (
         jax.random.normal(jax.random.key(n), s) for n, s in enumerate([(6, 5), (5, 7), (6, 7)])
     )
+    apart = lambda x, matrix: products.product_apart(x, matrix, None)
     plain = lambda x, matrix: x @ matrix
     for derivative in (
         lambda f: jax.vjp(f, x, matrix)[1](direction),
         lambda f: jax.jvp(f, (x, matrix), (x + 1, matrix - 2)),
     ):
-        found, expected = derivative(products.product_apart), derivative(plain)
+        found, expected = derivative(apart), derivative(plain)
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # float32
 
@@ -52,5 +77,5 @@ def test_on_a_gpu_results_of_products_apart_are_not_copied(eight_gpus):
         found = program_kernels.kernels(text or "")
         return sum(k.moved for k in found if k.kind == "elementwise")
 
-    assert moved(products.product_apart) == 0
+    assert moved(lambda x, m: products.product_apart(x, m, None)) == 0
     assert moved(lambda x, m: x @ m) > 0  # otherwise there is no reason for product_apart

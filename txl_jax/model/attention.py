@@ -19,7 +19,7 @@ from txl_jax.model.kernels.choice import Choice, choose
 from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import Positions
 from txl_jax.model.precision import product_precision, resolved
-from txl_jax.model.products import product_apart, product_of_rows
+from txl_jax.model.products import product, product_apart
 from txl_jax.model.ring import KeysValues
 from txl_jax.model.unprojected import States
 from txl_jax.parallel.platforms import platform_of
@@ -125,7 +125,7 @@ class Attention(nn.Module):
         n, b, t, h = gathered.shape  # projected back to [B,T,D], as one flat matrix product
         kernel = self.output.reshape(n * h, c.d_model).astype(gathered.dtype)
         flat = gathered.transpose(1, 2, 0, 3).reshape(b * t, n * h)
-        out = product_of_rows(lambda x: x @ kernel, flat, self.mesh).reshape(b, t, c.d_model)
+        out = product(flat, kernel, self.mesh).reshape(b, t, c.d_model)
         return out + self.output_bias.astype(out.dtype) if c.attention_bias else out
 
     def gather(self, x: AttentionInputs) -> jax.Array:
@@ -143,10 +143,9 @@ class Attention(nn.Module):
         b, s, d = x.shape
         _, n, h = kernel.shape
         matrix = kernel.reshape(d, n * h).astype(x.dtype)
-        if s and s % 128 == 0 and platform_of(self.mesh) == "gpu":  # as kernels/triton.py reads it
-            flat = product_apart(x.reshape(b * s, d), matrix)
-        else:
-            flat = product_of_rows(lambda x: x @ matrix, x.reshape(b * s, d), self.mesh)
+        # kernels/triton.py then reads it as it is
+        apart = s and s % 128 == 0 and platform_of(self.mesh) == "gpu"
+        flat = (product_apart if apart else product)(x.reshape(b * s, d), matrix, self.mesh)
         return flat.reshape(b, s, n, h).transpose(2, 0, 1, 3)
 
     def _project_encodings(self, encodings: jax.Array, kernel: jax.Array, train: bool) -> jax.Array:

@@ -16,7 +16,7 @@ from txl_jax.model.derivatives import with_derivatives
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
-from txl_jax.model.products import product_of_rows
+from txl_jax.model.products import dot_general
 from txl_jax.model.ring import KeysValues, Ring
 from txl_jax.model.unprojected import States
 from txl_jax.parallel.shardings import shard_rows
@@ -112,14 +112,15 @@ class FeedForward(nn.Module):
         c = self.cfg
         init = initializers.normal(c.init_std)
         b, t, d = h.shape
-        inner = nn.Dense(c.d_inner, dtype=c.dtype, kernel_init=init, name="inner")
-        x = product_of_rows(inner, h.reshape(-1, d), self.mesh)
+        options: Any = {"dtype": c.dtype, "kernel_init": init}
+        options["dot_general"] = dot_general(self.mesh)
+        inner = nn.Dense(c.d_inner, name="inner", **options)
+        x = inner(h.reshape(-1, d))
         x = {"relu": nn.relu, "gelu": nn.gelu}[c.activation](x).reshape(b, t, -1)
         x = dropout(c, c.dropout)(x, train)
         bias_init = init if c.dropout_embedding else initializers.zeros
-        options: Any = {"dtype": c.dtype, "kernel_init": init, "bias_init": bias_init}
-        outer = nn.Dense(c.d_model, name="outer", **options)
-        x = product_of_rows(outer, x.reshape(b * t, -1), self.mesh)
+        outer = nn.Dense(c.d_model, name="outer", bias_init=bias_init, **options)
+        x = outer(x.reshape(b * t, -1))
         return dropout(c, c.dropout)(x.reshape(b, t, d), train)
 
 
