@@ -11,10 +11,11 @@ recipe has the *predicted* figures. On a CPU only the whole update is timed.
 import argparse
 import collections
 import glob
+import re
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -28,6 +29,9 @@ from txl_jax.model.flops import update_flops
 
 Row = tuple[str, float, float]
 """Name, microseconds in an update and launches in an update."""
+Launch = tuple[str, str, float]
+"""Operation of the program, kernel and microseconds."""
+_PRODUCT = re.compile("gemm|nvjet|cutlass")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -52,10 +56,11 @@ def main(argv: list[str] | None = None) -> None:
     peak, needed = published_peak(), update_flops(exp)[0]
     share = f", {needed / seconds / peak:.1%} of the peak" if peak else ""
     print(f"update {1e3 * seconds:.2f} ms{share}", flush=True)
-    kernels, operations = trace(lambda: training.updates(flags.updates))
+    found = trace(lambda: training.updates(flags.updates))
+    by_kernel = summed((kernel, us) for _, kernel, us in found)
+    by_part = summed(parts(found, training.program_text()))
     by_kernel, by_part = (
-        [(name, us / traced, n / traced) for name, us, n in rows]
-        for rows in (kernels, parts(operations, training.program_text()))
+        [(name, us / traced, n / traced) for name, us, n in rows] for rows in (by_kernel, by_part)
     )
     for title, rows in (("parts", by_part), ("kernels", by_kernel[: flags.largest])):
         print(f"{title}: {sum(us for _, us, _ in rows) / 1e3:.2f} ms an update")
@@ -75,10 +80,9 @@ def main(argv: list[str] | None = None) -> None:
     write(flags.out, report)
 
 
-def trace(work: Any) -> tuple[list[Row], list[Row]]:
-    """Returns the kernels that ran on GPUs, and the operations of the program they belong to."""
-    of_kernels: dict[str, list[float]] = collections.defaultdict(list)
-    of_operations: dict[str, list[float]] = collections.defaultdict(list)
+def trace(work: Any) -> list[Launch]:
+    """Returns the kernels that ran on GPUs."""
+    found = []
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             work()
@@ -87,28 +91,34 @@ def trace(work: Any) -> tuple[list[Row], list[Row]]:
             lines = [line for line in plane.lines if "GPU" in plane.name]
             for line in (line for line in lines if (line.name or "").startswith("Stream")):
                 for event in line.events:
-                    operation = next((v for k, v in event.stats if k == "hlo_op"), event.name)
-                    of_kernels[event.name].append(event.duration_ns / 1e3)
-                    of_operations[str(operation)].append(event.duration_ns / 1e3)
-    both = []
-    for found in (of_kernels, of_operations):
-        rows = [(name, sum(us), float(len(us))) for name, us in found.items()]
-        both.append(sorted(rows, key=lambda row: -row[1]))
-    return both[0], both[1]
+                    operation = next((v for k, v in event.stats if k == "hlo_op"), "")
+                    found.append((str(operation), event.name, event.duration_ns / 1e3))
+    return found
 
 
-def parts(operations: Iterable[Row], text: str) -> list[Row]:
-    """Returns the parts of the model, by the operations' names in the program's text."""
+def summed(found: Iterable[tuple[str, float]]) -> list[Row]:
+    """Returns the sum and the number of each name's microseconds, the largest first."""
+    of: dict[str, list[float]] = collections.defaultdict(list)
+    for name, us in found:
+        of[name].append(us)
+    rows = [(name, sum(us), float(len(us))) for name, us in of.items()]
+    return sorted(rows, key=lambda row: -row[1])
+
+
+def parts(found: Iterable[Launch], text: str) -> Iterator[tuple[str, float]]:
+    """Yields the part of the model and the microseconds of each launch.
+
+    ``text`` is that of the program. A launch is found by its operation, or by the kernel's name,
+    since the operation of a kernel in a CUDA graph may be the graph. Libraries' kernels in a graph
+    are known as products by their names alone.
+    """
     of = {}
     for k in program_kernels.kernels(text):
         fused = attention_kernel(k)
         of[_plain(k.name)] = f"attention: {fused}" if fused else f"{k.kind}: {k.source}"
-    found: dict[str, tuple[float, float]] = {}
-    for name, us, n in operations:
-        part = of.get(_plain(name), "not in the program")
-        before = found.get(part, (0.0, 0.0))
-        found[part] = before[0] + us, before[1] + n
-    return sorted(((name, *both) for name, both in found.items()), key=lambda row: -row[1])
+    for operation, kernel, us in found:
+        unknown = "product: in a graph" if _PRODUCT.search(kernel) else "not in the program"
+        yield of.get(_plain(operation)) or of.get(_plain(kernel), unknown), us
 
 
 def _plain(name: str) -> str:

@@ -142,10 +142,12 @@ def test_a_kernel_takes_its_slowest_part_and_an_update_their_sum():
     assert lines[-1].startswith(f"| update, measured: {1e12 / 0.01 / 989e12:.1%} of the peak")
 
 
-def test_measured_operations_are_summed_by_part_whatever_separates_their_numbers():
+def test_measured_launches_are_summed_by_part_whatever_separates_their_numbers():
     text = PROGRAM.replace("%keep =", "%keep.4 =").replace("%keep,", "%keep.4,")
-    rows = [("keep.4", 2.0, 3.0), ("cast.77", 5.0, 1.0), ("keep_4", 1.0, 1.0)]
-    assert measured_step.parts(rows, text) == [
+    launches = [("keep.4", "a", 0.5)] * 3 + [("cast.77", "b", 5.0), ("keep_4", "c", 1.0)]
+    launches += [("graph", "keep_4", 0.25), ("graph", "nvjet_sm90_tst", 8.0)]
+    assert measured_step.summed(measured_step.parts(launches, text)) == [
+        ("product: in a graph", 8.0, 1.0),
         ("not in the program", 5.0, 1.0),
-        ("elementwise: feed_forward", 3.0, 4.0),
+        ("elementwise: feed_forward", 2.75, 5.0),
     ]
