@@ -33,17 +33,18 @@ from txl_jax.planning.topologies import topology_devices
 MESH = {"data": 1, "fsdp": 1, "tensor": 1}
 
 
-def mesh_of(platform, capability=None) -> Any:
-    """A mesh of one device that is not there."""
+def mesh_of(platform, capability=None, **sizes) -> Any:
+    """A mesh of one device that is not there, or of axes of the given sizes."""
     device = types.SimpleNamespace(platform=platform, device_kind="a device")
     if capability:
         device.compute_capability = capability
-    return types.SimpleNamespace(devices=np.array([device]), shape=MESH, size=1)
+    return types.SimpleNamespace(devices=np.array([device]), shape={**MESH, **sizes}, size=1)
 
 
 TPU, CPU, H100 = mesh_of("tpu"), mesh_of("cpu"), mesh_of("gpu", "9.0")
 T4, V100, A100, B200 = (mesh_of("gpu", c) for c in ("7.5", "7.0", "8.0", "10.0"))
 AMD = mesh_of("gpu", "gfx942")
+SHARED = [mesh_of("gpu", "9.0", **{axis: 2}) for axis in ("fsdp", "tensor")]
 
 
 # --------------------------------------------------------------------------------------
@@ -65,12 +66,19 @@ def test_auto_is_bfloat16_where_the_device_has_units_for_it(mesh, dtype):
 @pytest.mark.parametrize(
     ("mesh", "scanned"), [(TPU, True), *((mesh, False) for mesh in (CPU, H100, T4, AMD, None))]
 )
-def test_layers_are_a_loop_by_themselves_on_tpus_and_for_odd_widths_on_gpus(mesh, scanned):
-    assert resolved(tiny.config(scan_layers="auto"), mesh).scan_layers is scanned
-    odd = tiny.config(scan_layers="auto", d_model=410)
-    assert resolved(odd, mesh).scan_layers is (scanned or mesh in (H100, T4))
+def test_layers_are_a_loop_by_themselves_on_tpus_and_for_products_that_a_gpu_needs_in_one(
+    mesh, scanned
+):
+    of = lambda mesh, **settings: resolved(tiny.config(**settings), mesh).scan_layers
+    assert of(mesh, scan_layers="auto") is scanned
+    odd = {"scan_layers": "auto", "d_model": 410}
+    assert of(mesh, **odd) is scanned  # padded
+    assert of(mesh, **odd, gate="gru") is (scanned or mesh in (H100, T4))
+    for shared in SHARED:
+        assert of(shared, **odd)
+        assert not of(shared, scan_layers="auto")
     for asked in (True, False):
-        assert resolved(tiny.config(scan_layers=asked), mesh).scan_layers is asked
+        assert of(mesh, scan_layers=asked) is asked
 
 
 @pytest.mark.parametrize("mesh", [T4, V100])

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model.derivatives import current_precision
+from txl_jax.model.products import share_matrices
 from txl_jax.parallel.platforms import compute_capability, has_bfloat16, platform_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,7 +28,8 @@ def resolved(c: TransformerXLConfig, mesh: Mesh | None) -> TransformerXLConfig:
     ``dtype`` is bfloat16 on TPUs and on NVIDIA GPUs that have units for it, and float32 elsewhere.
     ``scan_layers`` is True on TPUs, whose compiler takes minutes without a loop. Elsewhere a loop
     only copies what the gradient needs into arrays of all layers and back. But XLA for GPUs (of
-    jaxlib 0.10.2) refuses products of bfloat16 states of odd widths such as 410 without a loop.
+    jaxlib 0.10.2) refuses products of bfloat16 states of odd widths such as 410 without a loop, if
+    model/products.py does not pad them.
     """
     platform = platform_of(mesh)
     on_tpu = platform == "tpu"
@@ -35,7 +37,8 @@ def resolved(c: TransformerXLConfig, mesh: Mesh | None) -> TransformerXLConfig:
     if dtype == "auto":
         dtype = "bfloat16" if on_tpu or has_bfloat16(mesh) else "float32"
     if scan_layers == "auto":
-        scan_layers = on_tpu or (platform == "gpu" and c.d_model % 4 > 0)
+        odd = platform == "gpu" and c.d_model % 4 > 0
+        scan_layers = on_tpu or (odd and bool(c.gate or share_matrices(mesh)))
     return dataclasses.replace(c, dtype=dtype, scan_layers=scan_layers)
 
 

@@ -4,7 +4,6 @@ Cases: a single row, sides whose rows are no multiples of 16 bytes, products of 
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +39,12 @@ def product_apart(x: jax.Array, matrix: jax.Array, mesh: Mesh | None) -> jax.Arr
     return _aligned(lambda *inputs: _apart(None, inputs, ()), x, matrix, mesh)
 
 
-def _aligned(multiply: Callable, x: jax.Array, matrix: jax.Array, mesh: Any) -> jax.Array:
+def share_matrices(mesh: Mesh | None) -> bool:
+    """Tells whether devices of a mesh share matrices, whose sides are then not padded."""
+    return mesh is not None and mesh.shape["fsdp"] * mesh.shape["tensor"] > 1
+
+
+def _aligned(multiply: Callable, x: jax.Array, matrix: jax.Array, mesh: Mesh | None) -> jax.Array:
     """Computes a product whose sides are padded on a GPU, since others have slow kernels there.
 
     With 410 and 2,100 numbers in bfloat16, as wt103_base has them, an H100 took half of the update
@@ -48,8 +52,8 @@ def _aligned(multiply: Callable, x: jax.Array, matrix: jax.Array, mesh: Any) -> 
     """
     numbers = 16 // x.dtype.itemsize
     d, e = matrix.shape
-    shared = mesh is not None and mesh.shape["fsdp"] * mesh.shape["tensor"] > 1
-    if platform_of(mesh) != "gpu" or shared or d % numbers == e % numbers == 0:
+    whole = d % numbers == e % numbers == 0
+    if whole or platform_of(mesh) != "gpu" or share_matrices(mesh):
         return multiply(x, matrix)
     matrix = jnp.pad(matrix, [(0, -d % numbers), (0, -e % numbers)])
     return multiply(jnp.pad(x, [(0, 0), (0, -d % numbers)]), matrix)[:, :e]
