@@ -11,7 +11,9 @@ from tiers import rest_slow
 
 import txl_jax
 from txl_jax.model import ring
-from txl_jax.model.positions import relative_shift
+from txl_jax.model.kernels import reference
+from txl_jax.model.masks import attention_mask
+from txl_jax.model.positions import Positions, relative_shift
 
 ROWS = 2
 
@@ -107,6 +109,23 @@ def test_the_scores_of_slots_are_those_of_keys_in_another_order():
         longer = jnp.pad(x, [(0, 0), (1, 1), (0, 0)], constant_values=np.nan)
         got = np.asarray(ring._by_slot(longer, jnp.int32(oldest), r))
         np.testing.assert_array_equal(got, np.roll(by_key[..., :r], oldest, axis=-1))
+
+
+@pytest.mark.parametrize("beyond", [0, 8])
+def test_a_fused_kernel_gets_the_keys_of_rings_in_order(beyond):
+    rng, (n, t, r, h) = np.random.default_rng(0), (2, 4, 12, 5)
+    draw = lambda *sides: jnp.asarray(rng.normal(size=sides), jnp.float32)
+    states = lambda length: (draw(n, ROWS, length, h), draw(n, ROWS, length, h))
+    past = [ring.Ring(*states(r), jnp.int32(8))]
+    past += [ring.Ring(*states(beyond), jnp.int32(4))] if beyond else []
+    mask = attention_mask(t, jnp.array([r + beyond - 1, 3]), r + beyond, "tf")
+    clamped = lambda x: x.at[:, :t].set(x[:, :1])  # from distance R on
+    of_distances = map(clamped, (draw(n, r + t, h), draw(n, r + t)))
+    positions = Positions(draw(n, h), draw(n, h), *of_distances)
+    inputs = draw(n, ROWS, t, h), past, ring.KeysValues(*states(t)), positions, mask
+    expected = ring.attend(*inputs)
+    found = reference.attend(ring.in_order(*inputs))
+    np.testing.assert_allclose(found, expected, atol=2e-6)  # float32
 
 
 def test_beyond_the_clamp_no_scores_by_position_are_made():

@@ -24,8 +24,9 @@ from txl_jax.data.pieces import Split
 from txl_jax.data.streams import Streams, ordered_streams
 from txl_jax.evaluation import dynamic
 from txl_jax.evaluation.dynamic import Learner, Params, Rates
-from txl_jax.evaluation.protocols import keeps_cache, under_protocol
+from txl_jax.evaluation.protocols import keeps_cache, memory_slots, under_protocol
 from txl_jax.model import self_check
+from txl_jax.model.attention import may_fuse_cache
 from txl_jax.model.kernels.choice import compiler_options
 from txl_jax.model.memory import Cache, Memory, cache_shardings, memory_shardings
 from txl_jax.model.transformer_xl import TransformerXL
@@ -184,10 +185,10 @@ class Evaluator:
     def check_attention(self) -> None:
         """Runs the self-check of the attention that scoring computes (model/self_check.py)."""
         (c, mesh), p = (self.model.cfg, self._shardings.mesh), self.protocol
-        if keeps_cache(c, p):
-            return  # a cache is never read by a fused kernel
+        if keeps_cache(c, p) and not may_fuse_cache(c, mesh):
+            return
         episodes = self.batches.warm_up > 0 or self.batches.shapes().reset.ndim == 2
-        sizes = self.batches.rows, p.context_len + p.seg_len, p.mem_len
+        sizes = self.batches.rows, p.context_len + p.seg_len, memory_slots(c, p)
         self_check.check(c, mesh, *sizes, train=False, episodes=episodes)
 
     def lower(self, params: Params) -> jax.stages.Lowered:

@@ -10,6 +10,7 @@ from txl_jax.config import DynamicConfig, ProtocolConfig, TransformerXLConfig
 from txl_jax.data.pieces import Split, as_pieces
 from txl_jax.data.streams import Streams, ordered_streams
 from txl_jax.model.precision import rounding
+from txl_jax.model.ring import slots_of
 
 
 def under_protocol(model: TransformerXLConfig, protocol: ProtocolConfig) -> TransformerXLConfig:
@@ -34,6 +35,14 @@ def keeps_cache(model: TransformerXLConfig, protocol: ProtocolConfig) -> bool:
         and not protocol.context_len  # the context is computed again in each segment
         and protocol.dynamic.rule == "none"  # new parameters would project differently
     )
+
+
+def memory_slots(model: TransformerXLConfig, protocol: ProtocolConfig) -> int:
+    """Returns the number of memory slots that attention reads: M, or those of a cache."""
+    clamp_len = under_protocol(model, protocol).clamp_len
+    if not keeps_cache(model, protocol):
+        return protocol.mem_len
+    return sum(slots_of(protocol.mem_len, protocol.seg_len, clamp_len))
 
 
 def describe_history(protocol: ProtocolConfig) -> str:

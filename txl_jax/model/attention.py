@@ -4,6 +4,7 @@ All forms of attention share the computation of kernels/, with the four terms of
 defines u, v, r and b. :class:`RelativeAttention` is the paper's form; table 6 there has others.
 """
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -15,7 +16,7 @@ from txl_jax.config import AttentionForm, TransformerXLConfig
 from txl_jax.model import initializers, ring, unprojected
 from txl_jax.model.dropout import AttentionDropout, Dropout
 from txl_jax.model.kernels import AttentionInputs, attend
-from txl_jax.model.kernels.choice import Choice, choose
+from txl_jax.model.kernels.choice import FUSED, Choice, choose
 from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import Positions
 from txl_jax.model.precision import product_precision, resolved
@@ -110,7 +111,12 @@ class Attention(nn.Module):
         q: Any = scaled(self.drop_heads(queries, train))
         p = p.replace(u=scaled(p.u), v=scaled(p.v), b=scaled(p.b))
         if isinstance(past, list):
-            gathered = ring.attend(q, past, present, p, mask)
+            ordered = functools.partial(ring.in_order, q, past, present, p, mask)
+            fused = may_fuse_cache(c, self.mesh) and jax.eval_shape(ordered)
+            if fused and choose("auto", fused, self.mesh).name in FUSED:
+                gathered = self.gather(ordered())
+            else:
+                gathered = ring.attend(q, past, present, p, mask)
         elif isinstance(past, States):
             gathered = unprojected.attend(q, past, present, p, mask)
         else:
@@ -242,6 +248,11 @@ FORMS: dict[AttentionForm, type[Attention]] = {
 }
 
 
+def may_fuse_cache(c: TransformerXLConfig, mesh: Mesh | None) -> bool:
+    """Tells whether a fused kernel may read a cache, if it supports the form."""
+    return c.kernel == "auto" and platform_of(mesh) == "gpu"
+
+
 def projection_flops(c: TransformerXLConfig, queries: int, keys: int) -> float:
     """Returns a row's operations in a layer's projections: 4 D NH per query, and per key."""
     return 4.0 * (queries * c.n_head + keys * c.kv_heads) * c.d_model * c.d_head
@@ -253,7 +264,8 @@ def planned_attention(
     """Returns the implementation of attention that a program of these sizes uses.
 
     ``rows`` are those of all devices of ``mesh``, and ``seg_len`` is T with its context. Nothing is
-    computed. A program with a cache uses ring.py instead, and one of few tokens unprojected.py.
+    computed. A program with a cache uses ring.py instead, but for :func:`may_fuse_cache`, and one
+    of few tokens unprojected.py.
     """
     x = planned_inputs(resolved(c, mesh), rows, seg_len, mem_len, train)
     with product_precision(c.matmul_precision):

@@ -25,11 +25,17 @@ from txl_jax.data.batch import SoftTargets
 from txl_jax.data.on_device import device_text
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.evaluator import Evaluator
-from txl_jax.evaluation.protocols import compared_protocols, describe, keeps_cache, under_protocol
+from txl_jax.evaluation.protocols import (
+    compared_protocols,
+    describe,
+    keeps_cache,
+    memory_slots,
+    under_protocol,
+)
 from txl_jax.generation.generate import PREFILL, lower_programs
 from txl_jax.generation.utf8 import Automaton, free_automaton
 from txl_jax.model import flops, self_check
-from txl_jax.model.attention import planned_attention
+from txl_jax.model.attention import may_fuse_cache, planned_attention
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.parallel.device_memory import array_bytes
 from txl_jax.parallel.shardings import AXES, Shardings, scoring_mesh
@@ -164,8 +170,9 @@ def _scoring(
     device = count(-(-protocol.batch_size // shardings.row_devices)) / mesh.shape["tensor"]
     place = lambda x, sharding: x.update(sharding=sharding)
     params = jax.tree.map(place, shapes, shardings.parameters(shapes))
-    sizes = evaluator.batches.rows, protocol.context_len + protocol.seg_len, protocol.mem_len
-    if not cached:
+    slots = memory_slots(model, protocol)
+    sizes = evaluator.batches.rows, protocol.context_len + protocol.seg_len, slots
+    if not cached or may_fuse_cache(cfg, mesh):
         yield from _self_check(name, cfg, mesh, *sizes, train=False)
     for part, lower in evaluator.lower_before(params).items():
         yield RunProgram(f"{name}, {part}", "before the first segment", lower, resident=resident)
@@ -179,10 +186,14 @@ def _scoring(
 def _scoring_attention(
     model: TransformerXLConfig, protocol: ProtocolConfig, rows: int, mesh: Mesh
 ) -> str:
-    if keeps_cache(model, protocol):
-        return "to a cache of projected memory (not fused: no fused kernel reads a cache)"
     seg_len, cfg = protocol.context_len + protocol.seg_len, under_protocol(model, protocol)
-    return planned_attention(cfg, rows, seg_len, protocol.mem_len, False, mesh).describe()
+    cached, slots = keeps_cache(model, protocol), memory_slots(model, protocol)
+    if cached and not may_fuse_cache(cfg, mesh):
+        return "to a cache of projected memory (not fused: no fused kernel reads a cache)"
+    chosen = planned_attention(cfg, rows, seg_len, slots, False, mesh)
+    if cached and chosen.reason:
+        return f"to a cache of projected memory (not fused: {chosen.reason})"
+    return chosen.describe()
 
 
 def _generation(
