@@ -21,6 +21,7 @@ from txl_jax.checkpoint.workdir import read_vocab
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
+from txl_jax.model.layout import stack_layers
 from txl_jax.model.transformer_xl import TransformerXL
 
 
@@ -46,6 +47,18 @@ def test_what_is_saved_is_loaded_bit_for_bit(trained, tmp_path):
     assert_same(txl_jax.load(folder), trained)
     with pytest.raises(ModelFormatError, match="is not empty"):
         txl_jax.save(trained, folder)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_model_trained_with_scanned_layers_and_a_kernel_is_loaded_without(
+    trained, stacked, tmp_path
+):
+    """The record of a run has the settings of its training; parameters are mostly unstacked."""
+    record = trained.config.to_dict()
+    record["model"] |= {"scan_layers": True, "remat": "layer", "kernel": "triton"}
+    params = stack_layers(trained.params) if stacked else trained.params
+    txl_jax.save(dataclasses.replace(trained, params=params), tmp_path / "out", record)
+    assert_same(txl_jax.load(tmp_path / "out"), trained)
 
 
 def test_a_home_folder_is_the_same_in_saving_and_loading(trained, tmp_path, monkeypatch):

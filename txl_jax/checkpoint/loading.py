@@ -7,16 +7,19 @@ import re
 from typing import Any
 
 import jax
+from flax.traverse_util import unflatten_dict
 
 from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import ModelFormatError, WorkdirError
-from txl_jax.checkpoint.tensors import params_from_flat, read_safetensors
+from txl_jax.checkpoint.tensors import flat_params, params_from_flat, read_safetensors
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.checkpoint.workdir import loaded_experiment, read_vocab
 from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB, is_exported
+from txl_jax.config import ExperimentConfig
 from txl_jax.config.folders import expanded_paths, expanded_text
 from txl_jax.library_errors import import_optional
 from txl_jax.messages import argument, one_line
+from txl_jax.model.layout import unstack_layers
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.paths import is_remote, local_file, path
 
@@ -40,9 +43,7 @@ def load_workdir(workdir: str, step: str = "best", weights: str | None = None) -
         raise WorkdirError(
             f"{argument('workdir', workdir)}: there is no {CONFIG} in it; train first"
         )
-    exp, vocab = loaded_experiment(workdir), read_vocab(workdir)
-    unrolled = dataclasses.replace(exp.model, scan_layers=False, remat="none", kernel="auto")
-    exp = dataclasses.replace(exp, model=unrolled)
+    exp, vocab = _for_inference(loaded_experiment(workdir)), read_vocab(workdir)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), param_shapes(exp.model)
@@ -60,11 +61,18 @@ def load_exported(folder: str | os.PathLike[str]) -> TrainedModel:
     with local_file(model) as file:
         try:
             step = _checked_step(file)
-            exp, vocab = loaded_experiment(folder), read_vocab(folder)
-            params = params_from_flat(read_safetensors(file), param_shapes(exp.model))
+            exp, vocab = _for_inference(loaded_experiment(folder)), read_vocab(folder)
+            stored = unstack_layers(unflatten_dict(read_safetensors(file), sep="/"))
+            params = params_from_flat(flat_params(stored), param_shapes(exp.model))
         except ModelFormatError as error:
             raise ModelFormatError(str(error).replace(file, model)) from error
     return TrainedModel(TransformerXL(exp.model), params, vocab, exp, step)
+
+
+def _for_inference(exp: ExperimentConfig) -> ExperimentConfig:
+    """Returns a run's settings without those of its training program, such as stacked layers."""
+    model = dataclasses.replace(exp.model, scan_layers=False, remat="none", kernel="auto")
+    return dataclasses.replace(exp, model=model)
 
 
 def _checked_step(file_path: str) -> int:
