@@ -118,6 +118,13 @@ def test_parameters_of_another_shape_are_all_named():
 # Arguments.
 
 
+CALLS: dict[str, Callable] = {
+    "pytorch": functools.partial(convert.config_to_pytorch, impl="kimiyoung"),
+    "nvidia": functools.partial(convert.config_to_pytorch, impl="nvidia"),
+    "huggingface": convert.config_to_huggingface,
+}
+
+
 @pytest.mark.parametrize(
     ("lengths", "written"),
     [
@@ -166,13 +173,8 @@ def test_lengths_have_the_sum_of_the_position_table(lengths, written):
     ],
 )
 def test_a_setting_that_the_program_lacks_is_refused_with_what_it_has(to, changes, message):
-    call: dict[str, Callable] = {
-        "pytorch": functools.partial(convert.config_to_pytorch, impl="kimiyoung"),
-        "nvidia": functools.partial(convert.config_to_pytorch, impl="nvidia"),
-        "huggingface": convert.config_to_huggingface,
-    }
     with pytest.raises(ModelFormatError, match=message):
-        call[to](tiny.config(**changes), tgt_len=4, mem_len=4)
+        CALLS[to](tiny.config(**changes), tgt_len=4, mem_len=4)
 
 
 def test_a_projection_that_is_missing_nowhere_is_no_reason_to_refuse():
@@ -180,23 +182,23 @@ def test_a_projection_that_is_missing_nowhere_is_no_reason_to_refuse():
     assert convert.config_to_pytorch(cfg, tgt_len=4, mem_len=4, impl="kimiyoung")["div_val"] == 1
 
 
-WRITTEN = {
-    *arguments.SHAPE,
-    *("vocab_size", "d_embed", "dropout", "dropatt", "attention", "pre_lnorm", "untie_r"),
-    *("same_length", "clamp_len", "n_positions", "cutoffs", "div_val", "tie_weight", "tie_projs"),
-    *("proj_same_dim", "norm_epsilon"),
-}
-WITHOUT_EFFECT_ON_SCORES = {
-    *("dropout_input", "dropout_output", "dropout_qkv", "dropout_embedding", "dropout_mask"),
-    *("dropout_latent", "gate_bias", "sample_softmax", "init_std", "proj_init_std"),
-    *("dtype", "matmul_precision", "scan_layers", "remat", "kernel"),
-}
+@pytest.mark.parametrize("to", ["pytorch", "nvidia", "huggingface"])
+def test_a_setting_that_no_program_is_known_to_have_is_refused_unless_it_is_the_default(to):
+    """So a change of the model, even one without parameters, is never written as another model."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Wider(txl_jax.TransformerXLConfig, key="model"):
+        layer_scale: float = 1.0
+
+    given = vars(tiny.config())
+    CALLS[to](Wider(**given), tgt_len=4, mem_len=4)
+    with pytest.raises(ModelFormatError, match=r"model\.layer_scale = 0\.5: the other"):
+        CALLS[to](Wider(**given, layer_scale=0.5), tgt_len=4, mem_len=4)
 
 
-def test_every_setting_is_written_or_refused_unless_it_has_no_effect_on_scores():
-    """A new setting belongs into ``arguments.OWN_SETTINGS``, or where the programs have it."""
-    known = WRITTEN | WITHOUT_EFFECT_ON_SCORES | {*arguments.OWN_SETTINGS}
-    assert {field.name for field in dataclasses.fields(txl_jax.TransformerXLConfig)} == known
+def test_the_settings_that_are_written_or_need_not_be_exist():
+    known = arguments.CONVERTED | arguments.WITHOUT_EFFECT_ON_SCORES
+    assert known <= {field.name for field in dataclasses.fields(txl_jax.TransformerXLConfig)}
 
 
 # --------------------------------------------------------------------------------------
@@ -273,6 +275,7 @@ def test_a_refused_model_and_a_folder_with_something_in_it_leave_all_as_it_is(wo
         (("run", "--to=pytorch", "out", "--config.evaluate.seg_len=3"), "no other flag"),
         (("run", "--to=keras", "out"), "invalid choice: 'keras'"),
         (("run", "out", "--workdir=w"), "OUT needs --to"),
+        (("run", "--workdir=w", "--step=latest"), "--step needs --to"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(words, message, capsys):

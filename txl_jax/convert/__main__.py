@@ -39,7 +39,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     p.add_argument("--path", help="path of the corpus")
     targets = ("safetensors", *get_args(Target))
     p.add_argument("--to", choices=targets, help="the program for which OUT is written, or any")
-    p.add_argument("--step", default="best", help="with --to: best, latest or a number")
+    p.add_argument("--step", help="with --to: best, latest or a number")
     rest, overrides = split_overrides(argv)
     flags = p.parse_intermixed_args(rest)
     for name, value in vars(flags).items():
@@ -51,7 +51,10 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
             p.error(
                 "--to needs a SOURCE and a new folder OUT, and allows no other flag than --step"
             )
+        flags.step = flags.step or "best"
         return flags, overrides
+    if flags.step:
+        p.error("--step needs --to; of another source, convert the file of that step")
     if flags.out:
         p.error("OUT needs --to, the program for which it is written")
     if not flags.workdir:

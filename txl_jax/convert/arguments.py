@@ -8,9 +8,20 @@ from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model.adaptive import Cluster, clusters
 
-OWN_SETTINGS = ("mixtures", "past_decode", "gate", "activation", "attention_bias", "final_norm")
-"""Settings of the model that the language models of other programs do not have."""
 SHAPE = ("n_layer", "d_model", "n_head", "d_head", "d_inner")
+CONVERTED = {
+    *SHAPE,
+    *("vocab_size", "d_embed", "dropout", "dropatt", "attention", "pre_lnorm", "untie_r"),
+    *("same_length", "clamp_len", "n_positions", "cutoffs", "div_val", "tie_weight", "tie_projs"),
+    *("proj_same_dim", "norm_epsilon"),
+}
+"""Settings that other programs have, or have in some forms."""
+WITHOUT_EFFECT_ON_SCORES = {
+    *("dropout_input", "dropout_output", "dropout_qkv", "dropout_embedding", "dropout_mask"),
+    *("dropout_latent", "gate_bias", "sample_softmax", "init_std", "proj_init_std"),
+    *("dtype", "matmul_precision", "scan_layers", "remat", "kernel"),
+}
+"""Settings of training alone or of the computation. Any other setting is this project's own."""
 
 
 def take_settings(
@@ -72,9 +83,9 @@ def check_convertible(c: TransformerXLConfig) -> None:
     """Raises ModelFormatError if the model has settings that no other program has."""
     if c.vocab_size is None:
         raise ModelFormatError("cfg.vocab_size is None: a converted model needs a vocabulary size")
-    for key in OWN_SETTINGS:
-        value = getattr(c, key)
-        if value != getattr(TransformerXLConfig, key):
+    for field in dataclasses.fields(c):
+        key, value = field.name, getattr(c, field.name)
+        if key not in CONVERTED | WITHOUT_EFFECT_ON_SCORES and value != field.default:
             raise ModelFormatError(
                 f"model.{key} = {value!r}: the other code bases have no such setting; leave it at"
                 " its default"
