@@ -242,6 +242,16 @@ def test_only_new_and_empty_folders_are_written_and_only_as_a_whole(tmp_path):
         model.export(tmp_path / "out", mem_length=3)
 
 
+def test_an_empty_folder_stays_the_same_one(tmp_path, monkeypatch):
+    """It may be a mounted disk, or the current folder, which must not be replaced."""
+    (out := tmp_path / "out").mkdir()
+    monkeypatch.chdir(out)
+    trained(Vocab.from_ids(13), n_layer=1).export(".", **SIZES)
+    assert "step.jax" in (found := os.listdir("."))
+    assert sorted(found) == sorted(os.listdir(out))
+    assert [name for name in found if name.endswith(".tmp")] == []
+
+
 @pytest.mark.integration
 def test_the_mode_writes_to_the_workdir_or_to_the_folder_of_the_setting(trained_run, tmp_path):
     workdir, other = trained_run.copied(tmp_path / "run"), tmp_path / "other"

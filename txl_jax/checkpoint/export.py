@@ -31,7 +31,7 @@ from txl_jax.files import atomic_write, write_json
 from txl_jax.messages import shown_path
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.paths import is_remote, local_folder, make_folder, remove_folder
+from txl_jax.paths import is_remote, local_folder, make_folder, names, remove_folder
 from txl_jax.progress import waiting_for
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -166,17 +166,23 @@ def _without_source_paths() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _complete(folder: str) -> Iterator[str]:
-    """Yields a folder to write, which gets its name when it is complete."""
+    """Yields a folder to write, which gets its name, or moves to an empty folder, when complete."""
     if is_remote(folder):
         with local_folder(folder) as made:
             yield made
         return
-    folder = os.path.realpath(folder)  # a link to an empty folder stays one
-    made = f"{folder}.{secrets.token_hex(4)}.tmp"
+    exists, unused = os.path.isdir(folder), f"{secrets.token_hex(4)}.tmp"
+    # an empty folder may be a mounted disk or somebody's current folder, and stays
+    made = os.path.join(folder, unused) if exists else f"{os.path.realpath(folder)}.{unused}"
     make_folder(made)
     try:
         yield made
-        os.replace(made, folder)
+        if not exists:
+            os.replace(made, folder)
+            return
+        for name in names(made):
+            os.replace(os.path.join(made, name), os.path.join(folder, name))
+        os.rmdir(made)
     except BaseException:
         remove_folder(made)
         raise
