@@ -11,14 +11,17 @@ _ENDS = {
     b"\x1f\x8b": ".gz",
     b"BZh": ".bz2",
     b"\xfd7zXZ\0": ".xz",
+    b"]\0\0": ".lzma",
     b"\x28\xb5\x2f\xfd": ".zst",
     b"PK\3\4": ".zip",
     b"PAR1": ".parquet",
     b"ARROW1": ".arrow",
 }
 """The end of a name with which files of data are read as what they are, by their first bytes."""
+LFS = "a pointer of Git LFS to a file that  git lfs pull  gets"
 _STARTS: dict[bytes, str] = {
     **{b"\x1f\x8b": "a gzip file", b"\xfd7zXZ\0": "an xz file"},
+    **{b"]\0\0": "an LZMA file", b"version https://git-lfs.github.com/spec/": LFS},
     **{b"\x28\xb5\x2f\xfd": "a Zstandard file", b"\x04\x22\x4d\x18": "an LZ4 file"},
     **{
         b"PK\3\4": "a zip archive",

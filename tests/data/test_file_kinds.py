@@ -87,6 +87,10 @@ KINDS = {
     "a tar archive": tarred(),
     "a bzip2 file": bz2.compress(b"text\n" * 99),
     "an xz file": lzma.compress(NOISE),
+    "an LZMA file": lzma.compress(NOISE, lzma.FORMAT_ALONE),
+    "a pointer of Git LFS to a file that  git lfs pull  gets": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    ),
     "a 7-Zip archive": b"7z\xbc\xaf\x27\x1c" + NOISE,
     "a Parquet table": b"PAR1" + NOISE,
     "a safetensors file": safetensors(),
@@ -139,6 +143,13 @@ def test_a_download_is_read_as_what_the_end_of_its_address_says(tmp_path, served
 def test_a_readable_file_without_the_end_of_its_name_is_told_it(tmp_path):
     (tmp_path / "x").write_bytes(gzip.compress(b"some text\n" * 99))
     assert refused(lambda: find_text(tmp_path / "x")).endswith("end its name in .gz")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_compressed_tar_archive_is_not_advised_as_a_compressed_text(tmp_path, pack):
+    (tmp_path / "x.tgz").write_bytes(pack(tarred()))
+    message = refused(lambda: find_text(tmp_path / "x.tgz"))
+    assert message.endswith("x.tgz: is a compressed tar archive, not text; unpack it")
 
 
 @pytest.mark.parametrize("vocab", [None, "char"])

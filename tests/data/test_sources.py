@@ -292,6 +292,8 @@ def test_text_says_what_is_missing(tmp_path):
         f"data.path = '{wrong}': there is no such file or folder; the nearest is"
         f" '{tmp_path / 'empty'}'"
     )
+    pattern = refused(lambda: find_text(tmp_path / "empt*"))
+    assert "; patterns are not expanded: name the folder" in pattern
     (tmp_path / "short").write_text("abc")
     assert refused(lambda: find_text(tmp_path / "short")) == (
         f"{tmp_path / 'short'}: the text has 3 bytes, too few for a valid split of 5%; about 40 are"

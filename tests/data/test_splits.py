@@ -31,6 +31,7 @@ def write(folder, **files):
         ("train.txt", "train"), ("ptb.valid.txt", "valid"), ("wiki.test.tokens", "test"),
         ("train-00000-of-00002.txt", "train"), ("my_test.txt", "test"), ("Validation.TXT", "valid"),
         ("dev1.txt", "valid"), ("2val.txt", "valid"), ("TRAIN", "train"),
+        ("eval.txt", "valid"), ("evaluate.txt", None),
         ("trainData.txt", "train"),
         ("PTBTest.txt", "test"), ("train/part.txt", "train"), ("dev-set/test_a.txt", "valid"),
         ("Training.txt", "train"), ("testing/a.txt", "test"), ("TESTING", "test"),
@@ -216,6 +217,31 @@ def test_a_folder_of_other_files_says_their_order_and_sizes(tmp_path, capsys):
     )
 
 
+def test_longer_words_with_other_ends_are_no_splits(tmp_path):
+    names = ("contest.txt", "constraint.txt", "latest.txt", "strain.txt", "tray.txt", "tea.txt")
+    write(tmp_path, **dict.fromkeys(names, "train"))
+    assert len(find_text(tmp_path).files) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"a.txt": "train", "b.txt": "train", "c.txt": "test"}, "a.txt and b.txt have the same"),
+        ({"train.txt": "test", "test.txt": "test"}, "train.txt and test.txt have the same bytes; "),
+        (
+            {"a.txt": "test", "b.txt": "test", "c.txt": "test", "d.txt": "test"},
+            "a.txt and b.txt have the same bytes, as have 2 more; remove copies",
+        ),
+        ({"a.txt": "x" * 50, "b.txt": "y" * 50, "c.txt": "", "d.txt": ""}, ""),
+    ],
+)
+def test_equal_files_of_a_text_are_noted(tmp_path, files, said, capsys):
+    find_text(write(tmp_path, **files))
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert len(notes) == bool(said)
+    assert not said or notes[0].startswith(f"note: {tmp_path}: {said}")
+
+
 @pytest.mark.parametrize(
     ("files", "fault"),
     [
@@ -231,6 +257,10 @@ def test_a_folder_of_other_files_says_their_order_and_sizes(tmp_path, capsys):
             "ptb.char.test.txt and ptb.test.txt begin two sets of splits",
         ),
         (("train.txt", "train/a.txt", "test.txt", "test/b.txt"), "begin two sets of splits"),
+        (("train.txt", "eval.txt", "valid.txt"), "has both eval.txt and valid.txt; remove one"),
+        (("wikitrain.txt", "wikitest.txt"), "wikitest.txt, wikitrain.txt seem to be splits"),
+        (("tr.txt", "va.txt", "te.txt", "x.txt"), "te.txt, tr.txt, va.txt seem to be splits"),
+        (("c4_trn.txt", "c4_tst.txt"), "c4_trn.txt, c4_tst.txt seem to be splits"),
         (("train.txt", "test.raw"), "several kinds, such as train.txt and test.raw"),
     ],
 )  # fmt: skip

@@ -18,6 +18,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources.cache import write_errors
 from txl_jax.data.sources.source import BLOCK
 from txl_jax.data.sources.stored import Stored, check_size
+from txl_jax.file_kinds import LOOKED_AT, file_kind
 from txl_jax.files import parse_json, parse_json_object
 from txl_jax.library_errors import import_optional
 from txl_jax.messages import argument, nearest, one_line, short_repr
@@ -25,7 +26,7 @@ from txl_jax.messages import argument, nearest, one_line, short_repr
 LONGEST = 64 << 20
 """The largest number of bytes of a line, and of a file that is one array of JSON."""
 ROWS = 256  # the number of rows of a table that are converted at a time
-JSON_LINES, WHOLE_JSON = (".jsonl", ".ndjson"), ".json"
+JSON_LINES, WHOLE_JSON = (".jsonl", ".ndjson", ".ldjson", ".jsonlines", ".jl"), ".json"
 TABLES = (".parquet", ".arrow", ".feather")
 STATE = "state.json"  # the list of the files of a folder that Hugging Face's datasets saved
 OTHERS = (STATE, "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
@@ -64,8 +65,11 @@ def _json_lines(stored: Stored, field: str, folder: Path) -> Records:
                     value = json.loads(line)
                 except (ValueError, RecursionError) as error:
                     fix = f'write one object in each line, such as {{"{field}": "…"}}'
+                    if line.lstrip()[:1] == "[":
+                        fix += ", or let the name of one array end in .json"
                     raise DataError(f"{where}: is not JSON ({error}); {fix}") from None
-                yield where, _field(value, field, where)
+                for record in value if isinstance(value, list) else [value]:
+                    yield where, _field(record, field, where)
 
 
 def _json(stored: Stored, field: str, folder: Path) -> Records:
@@ -85,11 +89,28 @@ def _json(stored: Stored, field: str, folder: Path) -> Records:
         yield from _json_lines(stored, field, folder)
         return
     if isinstance(value, dict) and field not in value:
-        lists = [x for x in value.values() if isinstance(x, list) and x and isinstance(x[0], dict)]
-        value = lists[0] if len(lists) == 1 else value
+        is_list = lambda x: isinstance(x, list) and x and isinstance(x[0], dict)
+        names = [name for name, x in value.items() if is_list(x)]
+        if len(names) > 1:
+            into = f"jq -c '.{names[0]}[]' FILE > {names[0]}.jsonl"
+            fault = f"has several lists of records, {one_line(', '.join(names))}"
+            raise DataError(f"{stored}: {fault}; write each into a file of its own:  {into}")
+        value = value[names[0]] if names else value
+    texts_alone = isinstance(value, list) and all(isinstance(x, str) for x in value)
     for number, record in enumerate(value if isinstance(value, list) else [value], 1):
         where = f"{stored}, record {number}"
-        yield where, _field(record, field, where)
+        yield where, record if texts_alone else _field(record, field, where)
+
+
+def is_json_lines(start: bytes) -> bool:
+    """Whether the first two lines of a text are objects of JSON with a text in a field."""
+    *whole, last = start.split(b"\n", 2)
+    try:
+        first = [json.loads(line) for line in (whole or [last])]
+    except (ValueError, RecursionError):
+        return False
+    has_text = lambda x: isinstance(x, dict) and any(isinstance(y, str) for y in x.values())
+    return all(map(has_text, first))
 
 
 def _field(record: Any, field: str, where: str) -> Any:
@@ -115,9 +136,14 @@ def _csv(stored: Stored, field: str, folder: Path) -> Records:
         with stored.opened() as file:
             lines = _lines(file, str(stored))
             first = next(lines, "")
+            if "\r" in first.rstrip("\r\n") and not first.endswith("\n"):
+                fix = "convert them:  tr '\\r' '\\n' < FILE > NEW"
+                raise DataError(f"{stored}: its line ends are CR, of old Macintosh programs; {fix}")
             delimiter = _delimiter(first, field, usual)
             rows = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
             names = next(rows, [])
+            if not first.strip():
+                raise DataError(f"{stored}: line 1 is empty; write the names of the columns there")
             if names.count(field) > 1:
                 fix = "give each column a name of its own"
                 raise DataError(f"{stored}: the first line names {field!r} twice; {fix}")
@@ -168,6 +194,12 @@ def _table(stored: Stored, field: str, folder: Path) -> Records:
     missing = DataError(f"{stored}: needs the package pyarrow: {fix}")
     pa = import_optional("pyarrow", missing)
     path, row = stored.path, 0
+    with stored.opened() as file:
+        kind = file_kind(file.read(LOOKED_AT))
+    expected = "a Parquet table" if stored.suffix == ".parquet" else "an Arrow table"
+    if kind not in (None, expected):
+        fix = "write it as Parquet" if "table" in kind else "name a table"
+        raise DataError(f"{stored}: is {kind}, not {expected}; {fix}")
     if stored.member or stored.compression:
         path = folder / "table"
         with stored.opened() as file, write_errors(folder), open(path, "wb") as copy:

@@ -325,6 +325,8 @@ def existing_path(path: str, cache: Path, key: str = "data.path") -> Path:
         beside = {other.name for other in found.parent.iterdir()} if found.parent.is_dir() else ()
         near = nearest(found.name, [name for name in beside if name != found.name])
         fix = f"; the nearest is {str(found.with_name(near))!r}" if near else ""
+        if any(mark in path for mark in "*?["):
+            fix = "; patterns are not expanded: name the folder, or put links to the files into one"
         raise DataError(f"{named}: there is no such file or folder{fix}")
     return found
 

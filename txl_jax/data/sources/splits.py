@@ -17,12 +17,15 @@ from txl_jax.data.sources.source import say_once
 from txl_jax.messages import one_line
 
 SPLIT_OF = {"train": "train", "test": "test"}
-SPLIT_OF |= dict.fromkeys(("valid", "val", "validation", "dev"), "valid")
+SPLIT_OF |= dict.fromkeys(("valid", "val", "validation", "dev", "eval"), "valid")
 """The split that a word of a name stands for."""
 SHOWN = 4  # the largest number of files that are listed at each end of a longer list
 
 _WORD = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+")
 _ING = re.compile(r"^(train|test)ing(?=\.|$)", re.IGNORECASE)  # training.txt, not training_notes
+_PART = re.compile(
+    r"train|valid(?:ation)?|test|dev|e?val|(?<![^\W\d_])(?:trn?|tst|te|va)(?![^\W\d_])"
+)  # in longer words, or short for one
 _FIX = "give one set of files, or folders named train, valid and test"
 
 
@@ -55,6 +58,7 @@ def arrange(
         found.setdefault(next(iter(several), ""), []).append(name)
     rest = found.pop("", [])
     if not found:
+        _check_alike(rest, where)
         _check_copies({"": rest}, where, stem)
         return {"": rest}, []
     _check_rest(found, rest, sizes, where)
@@ -105,6 +109,21 @@ def _check_copies(found: Mapping[str, list[str]], where: str, stem: Callable[[st
             before = known.setdefault(form, name)
             if before != name:
                 raise DataError(f"{where}: has both {before} and {name}; remove one")
+
+
+def _check_alike(names: list[str], where: str) -> None:
+    """Raises DataError if names differ as train and test do, though no word of them is a split."""
+    forms: dict[str, dict[str, str]] = {}
+    for name in names:
+        for part in _PART.finditer(name.lower()):
+            form = f"{name[: part.start()]}{{}}{name[part.end() :]}".lower()
+            forms.setdefault(form, {})[part[0]] = name
+    for parts in forms.values():
+        if len(parts) > 1 and any(part.startswith("tr") for part in parts):
+            fault = (
+                f"{listed(list(parts.values()))} seem to be splits, which no word of a name says"
+            )
+            raise DataError(f"{where}: {fault}; name them train.txt, valid.txt and test.txt")
 
 
 def _check_sets(words: Mapping[str, list[str]], where: str) -> None:

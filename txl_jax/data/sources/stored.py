@@ -1,7 +1,7 @@
 """Opens files that hold text, compressed or in zip archives, and stores their text plainly once.
 
     x.txt, x.jsonl      plain                    x.txt.gz, x.jsonl.zst    compressed
-    x.zip               a folder of either       .gz .bz2 .xz .zst
+    x.zip               a folder of either       .gz .bz2 .xz .lzma .zst
 
 Everything is read in blocks. What is unpacked goes to the cache and stays there.
 """
@@ -129,11 +129,22 @@ class Stored:
                     with contextlib.suppress(*BROKEN), zipfile.ZipFile(self.path) as archive:
                         if named := zip_kind(archive.namelist()):
                             kind, fix = named, other
-                if kind == file_kind(start) and end:
+                if _holds_tar(self.path, end):
+                    kind = "a compressed tar archive"
+                elif kind == file_kind(start) and end:
                     fix = f"unpack it, or for data.name='text' end its name in {end}"
             raise DataError(f"{self}: is {kind}, not text; {fix}")
         if encoding and (kind := wide_encoding(start)):
             raise DataError(f"{self}: is {kind} text without a byte order mark; save it as UTF-8")
+
+
+def _holds_tar(path: Path, end: str | None) -> bool:
+    """Whether a file that is read as one with this end of its name is a compressed tar archive."""
+    with contextlib.suppress(DataError, *BROKEN):
+        if end in OPENERS:
+            with open(path, "rb") as file, OPENERS[end](file) as plain:
+                return file_kind(plain.read(LOOKED_AT)) == "a tar archive"
+    return False
 
 
 def _open_zstd(file: IO[bytes]) -> Any:
@@ -144,7 +155,7 @@ def _open_zstd(file: IO[bytes]) -> Any:
 
 
 OPENERS: dict[str, Callable[[Any], Any]] = {
-    **{".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
+    **{".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".lzma": lzma.open, ".zst": _open_zstd}
 }
 """Opens a compressed file by the end of its name."""
 

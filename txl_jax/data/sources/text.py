@@ -19,11 +19,18 @@ from txl_jax.data.pieces import split_edges
 from txl_jax.data.sources import source
 from txl_jax.data.sources.download import check_hash, download
 from txl_jax.data.sources.headers import LLM_C
-from txl_jax.data.sources.records import READERS, TABLES, texts
+from txl_jax.data.sources.records import READERS, TABLES, is_json_lines, texts
 from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
 from txl_jax.data.sources.splits import arrange, listed, report
 from txl_jax.data.sources.stored import ZIP, PlainText, Stored, unpacked
-from txl_jax.data.sources.text_files import about_others, of_one_kind, text_files, unread
+from txl_jax.data.sources.text_files import (
+    SUFFIXES,
+    about_others,
+    note_copies,
+    of_one_kind,
+    text_files,
+    unread,
+)
 from txl_jax.data.tokenizer import import_tokenizers
 from txl_jax.file_kinds import LOOKED_AT
 from txl_jax.messages import argument
@@ -82,6 +89,7 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
         found, rest = arrange({name: sizes[name] for name in chosen}, where, stem)
         others = sorted(files.keys() - set(chosen))
         report(where, found, [*rest, *others, *unread(path, files)], sizes)
+        note_copies(where, [files[name] for names in found.values() for name in names])
     else:
         files, found = (
             {"text": Stored(path, name, path.stat().st_size, shown=where)},
@@ -108,6 +116,8 @@ def _plain(file: Stored, data: DataConfig, kind: str, cache: Path) -> PlainText:
         key = [data.field, data.document_separator]
         read = lambda folder: texts(file, data.field, data.document_separator or "", folder)
         return unpacked(file, read, True, key, cache)
+    if data.vocab != "byte":
+        _refuse_records(file)
     if data.field != DataConfig.field:
         rule = f"is for records ({', '.join(READERS)}), and {file} is a text"
         raise DataError(f"data.field = {data.field!r}: {rule}; leave it out")
@@ -118,6 +128,15 @@ def _plain(file: Stored, data: DataConfig, kind: str, cache: Path) -> PlainText:
         any_bytes = kind == "byte"
         return unpacked(file, lambda _: file.blocks(any_bytes), False, any_bytes, cache)
     return PlainText(file.path)
+
+
+def _refuse_records(file: Stored) -> None:
+    """Raises DataError for lines of JSON, unless the name ends as that of a text."""
+    with file.opened() as opened:
+        start = opened.read(LOOKED_AT)
+    if file.suffix not in filter(None, SUFFIXES) and is_json_lines(start):
+        fix = f"let its name end in .jsonl{file.compression}, or to train these characters in .txt"
+        raise DataError(f"{file}: has an object of JSON in each line; {fix}{file.compression}")
 
 
 def _refuse_array(file: Stored, any_bytes: bool) -> None:

@@ -1,16 +1,17 @@
 """Finds the files of a folder or zip archive that are a text, by the ends of their names."""
 
+import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources import source
 from txl_jax.data.sources.records import OTHERS, READERS, WHOLE_JSON, saved_files
-from txl_jax.data.sources.source import hidden
+from txl_jax.data.sources.source import hidden, say_once
 from txl_jax.data.sources.splits import listed, splits_named
 from txl_jax.data.sources.stored import ZIP, Stored, members
-from txl_jax.messages import argument
+from txl_jax.messages import argument, one_line
 
 SUFFIXES = (".txt", ".text", ".tokens", ".raw", "")
 """The ends of names of texts in a folder, in the order of preference; ``""`` if compressed."""
@@ -139,3 +140,19 @@ def unread(path: Path, files: Mapping[str, Stored]) -> list[str]:
     known = lambda p: p.name in read or hidden(p.name) or p.name in OTHERS
     others = [p for p in sorted(path.iterdir()) if not known(p)]
     return [p.name + "/" * p.is_dir() for p in others]
+
+
+def note_copies(where: str, files: Sequence[Stored]) -> None:
+    """Prints once that files have the same bytes, since the same text may be trained and scored."""
+    by_size: dict[int, list[Stored]] = {}
+    for file in files:
+        if file.size and not file.member:
+            by_size.setdefault(file.size, []).append(file)
+    known, copies = dict[str, Stored](), list[str]()
+    for file in itertools.chain(*(equal for equal in by_size.values() if len(equal) > 1)):
+        if (first := known.setdefault(source.file_hash(file.path), file)) is not file:
+            copies.append(f"{first.name} and {file.name}")
+    if copies:
+        more = f", as have {len(copies) - 1:,} more" if len(copies) > 1 else ""
+        fix = "remove copies, or the same text is trained and scored"
+        say_once(f"note: {where}: {one_line(copies[0])} have the same bytes{more}; {fix}")
