@@ -48,7 +48,7 @@ def _aligned(multiply: Callable, x: jax.Array, matrix: jax.Array, mesh: Mesh | N
     """Computes a product whose sides are padded on a GPU, since others have slow kernels there.
 
     With 410 and 2,100 numbers in bfloat16, as wt103_base has them, an H100 took half of the update
-    for products, at a seventh of the speed of others.
+    for products, at about a sixth of the speed of others.
     """
     numbers = 16 // x.dtype.itemsize
     d, e = matrix.shape

@@ -54,7 +54,7 @@ _TILINGS = {
 }  # fmt: skip
 """Warps, stages and sizes; ``wide`` heads have more than 64 numbers.
 
-Those of sm_90 in bfloat16 were the fastest of 207 on an H100, the others are chosen by
+Those of sm_90 in bfloat16 were within 4% of the fastest of 207 on an H100. Others are chosen by
 benchmarks/attention_cycles.py. Those of all GPUs fit into 99 KiB of shared memory. Each four warps
 have up to 64 rows of a product, since more warps would repeat its work.
 """
