@@ -245,7 +245,7 @@ def test_the_table_has_two_groups_of_workdirs_and_recorded_losses(runs, tmp_path
     )
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_losses_are_used_again_only_while_model_and_settings_are_the_same(
     runs, tmp_path, monkeypatch
 ):

@@ -60,7 +60,7 @@ def test_peers_are_told_the_dtype_that_this_machine_computes_in(name):
     assert experiment(name, {"model.dtype": "bfloat16"}).model.dtype == "bfloat16"
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_plain_flax_learns_from_its_updates():
     exp = experiment("tiny", {"optimizer.learning_rate": 1e-2})
     state, update = plain_transformer_xl.training(exp)

@@ -16,7 +16,7 @@ def workdir(tmp_path_factory):
     return folder / "run"
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_pieces_are_small_and_together_the_weights_that_were_chosen(workdir, tmp_path, capsys):
     main(["split", str(workdir), str(tmp_path / "pieces"), "--mib=0.002"])
     sizes = [path.stat().st_size for path in (tmp_path / "pieces").glob("*.safetensors")]

@@ -252,7 +252,7 @@ def test_an_empty_folder_stays_the_same_one(tmp_path, monkeypatch):
     assert [name for name in found if name.endswith(".tmp")] == []
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_the_mode_writes_to_the_workdir_or_to_the_folder_of_the_setting(trained_run, tmp_path):
     workdir, other = trained_run.copied(tmp_path / "run"), tmp_path / "other"
     sizes = ["--config.export.seg_len=5", "--config.export.mem_len=7"]

@@ -149,7 +149,7 @@ def test_what_a_run_leaves_that_was_killed_at_its_start_is_no_hindrance(claimed,
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_modes_that_compare_runs_overwrite_their_own_files_only(trained, tmp_path):
     exp = override(ExperimentConfig(), {"report.workdirs": [str(trained)]})
     mine = tmp_path / "report.html"
@@ -442,7 +442,7 @@ def test_what_a_run_wrote_is_no_part_of_the_text_in_its_folder(tmp_path, capsys,
     assert corpus_from_config(exp.data).source_hash != corpus.source_hash
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_run_in_the_folder_of_its_text_is_repeated(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text(tiny_runs.text())
@@ -452,7 +452,7 @@ def test_a_run_in_the_folder_of_its_text_is_repeated(tmp_path, monkeypatch):
     assert txl_jax.train(exp, ".").evaluate().loss == first.loss
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_stored_path_is_right_in_another_folder(tmp_path, monkeypatch):
     """Relative paths of data, start_from and prompts are stored as absolute ones."""
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"

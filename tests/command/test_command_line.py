@@ -66,7 +66,7 @@ def test_a_mode_is_run_in_the_folder_as_seen_from_here(typed, tmp_path, monkeypa
     assert words("/else/where") == ["--workdir=/else/where", "--mode=generate"]
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_run_ends_with_folder_files_and_commands_and_gets_more_steps_by_a_command(tmp_path):
     """The printed commands are run as they stand, by a shell."""
     config = write_config(tmp_path)

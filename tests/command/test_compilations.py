@@ -144,7 +144,7 @@ def test_every_validation_of_a_run_but_the_first_compiles_nothing(compiled, tmp_
     assert not compiled
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_seeds_share_the_program_that_draws_their_parameters(compiled, tmp_path):
     _, exp = tiny_runs.corpus_and_experiment(tmp_path)
     setup = StepSetup.on(training_mesh(exp), exp)

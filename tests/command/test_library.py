@@ -394,7 +394,7 @@ def test_training_is_that_of_the_command_and_the_process_stays_as_it_was(tmp_pat
     assert "the cat" in out
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dict", "config_dict", "file", "experiment"])
 def test_a_run_is_described_by_a_file_a_dict_or_an_experiment(kind, tmp_path):
     exp = tiny_runs.experiment(tmp_path)

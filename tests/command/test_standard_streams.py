@@ -122,7 +122,7 @@ assert refused == (sys.argv[1] == "True")
         assert done.returncode == 0, (closed, done.stderr)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", rest_slow(1, ["<&- >&- 2>&-", "2>&-", ">&-"]))
 def test_a_run_without_streams_is_that_with_streams(trained, tmp_path, closed):
     folder, config = trained
@@ -172,7 +172,7 @@ def test_a_result_in_a_file_needs_no_standard_output(trained, tmp_path):
     assert out.read_text()
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_mode_that_reads_a_closed_standard_input_says_so_in_one_line(trained):
     folder, _ = trained
     for mode, more in {
@@ -186,7 +186,7 @@ def test_a_mode_that_reads_a_closed_standard_input_says_so_in_one_line(trained):
         assert "standard input is closed" in done.stderr, mode
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_conversion_and_flags_need_no_streams_and_no_reader(tmp_path):
     convert = [sys.executable, "-m", "txl_jax.convert"]
     workdir = ["--workdir", tmp_path / "none"]

@@ -19,7 +19,7 @@ from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.vocab import Vocab
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("float32_products")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("float32_products")]
 
 TOLERANCE = 1e-5  # float32 sums in another order
 OTHERS = RECORDED / "others"

@@ -285,7 +285,7 @@ def test_flags_that_make_no_sense_are_refused(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["pytorch", "nvidia", "huggingface"])
 def test_a_model_trained_here_comes_back_with_its_losses(trained_run, tmp_path, to):
     out, again = tmp_path / "out", tmp_path / "again"

@@ -377,7 +377,7 @@ def test_the_files_of_a_folder_of_texts_are_documents_if_asked(tmp_path):
 # Runs.
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_run_on_documents_resumes_with_the_same_bits_and_reports_each_document(tmp_path):
     sizes = tuple(np.random.default_rng(0).integers(2, 60, 60).tolist())
     path, _ = save_documents(tmp_path, sizes)

@@ -153,7 +153,7 @@ def test_a_workdir_refuses_another_tokenizer(tmp_path):
         init_workdir(str(tmp_path / "run"), exp, corpus)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_run_keeps_its_tokenizer(tmp_path):
     (tmp_path / "x.txt").write_text(text())
     path = saved(tmp_path, byte_pairs())

@@ -423,7 +423,7 @@ def test_ordinary_ids_are_not_taken_for_a_header(tmp_path, largest, n):
         assert len(load_corpus("tokens", path, valid_fraction=0.1, test_fraction=0.1).train) > 30
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_model_of_ids_trains_scores_and_continues(tmp_path):
     save(tmp_path / "train.bin", np.arange(2000) % 11)
     save(tmp_path / "val.bin", np.arange(200) % 11)

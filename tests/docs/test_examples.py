@@ -19,7 +19,7 @@ PPO = ROOT / "examples" / "ppo.py"
 MUSIC = ROOT / "examples" / "music.py"
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_the_agent_learns_what_only_memory_can_bring():
     train = runpy.run_path(str(AGENT))["train"]
     assert train(150, mem_len=16)[-1] > 0.95
@@ -67,7 +67,7 @@ def acted(ppo):
     return run, state, found
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_episodes_end_inside_windows_and_their_returns_are_sums_of_rewards(acted):
     world, _, steps, _ = acted[-1][0]
     assert steps.done.any()

@@ -96,7 +96,7 @@ def test_a_notebook_of_a_page_has_the_text_and_the_code_of_the_page(name):
         assert kind == "code" or ("[](" not in text and text.split()[0] in rest)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_eight_tokens_shows_what_memory_does(tmp_path):
     said = execute(
         "eight_tokens.ipynb",
@@ -111,7 +111,7 @@ def test_eight_tokens_shows_what_memory_does(tmp_path):
     assert "diagonal [0, 0, 0, 0]" in said
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_the_equations_give_the_numbers_of_the_model_before_and_after_training(tmp_path):
     """Both compute in float32, in another order."""
     said = execute("equations.ipynb", "print('figures', difference, *scores)", tmp_path, STEPS="10")

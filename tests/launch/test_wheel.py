@@ -60,7 +60,7 @@ def environment(folder, *package):
     return python
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_the_command_trains_a_recipe_by_name_and_lists_settings(installed, tmp_path):
     where = run([installed / "python", "-c", "import txl_jax; print(txl_jax.__file__)"], tmp_path)
     assert where.startswith(str(installed.parent))

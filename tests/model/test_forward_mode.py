@@ -36,7 +36,7 @@ def functions(cfg, seg_len):
     }
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "seg_len"), rest_slow(4, [("relative", 200), *((form, 6) for form in FORMS)])
 )

@@ -38,7 +38,7 @@ CASES = [
 ]
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "div_val", "what"), rest_slow(3, CASES))
 def test_a_segment_needs_less_than_a_tenth_of_its_logits(name, div_val, what):
     """The gradient's own arrays of the size of the weights are counted too; 4 to 7% on a CPU."""

@@ -122,7 +122,7 @@ def stored(workdir):
         return json.load(file)["model"]["dtype"]
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_run_resumes_in_its_dtype_and_its_model_loads_in_that_of_other_devices(
     tmp_path, monkeypatch
 ):

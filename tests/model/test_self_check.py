@@ -277,7 +277,7 @@ def two_processes(folder, how) -> list[Any]:
     return [(json.loads(out.splitlines()[-1]), err) for out, err in outputs]
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "words"),
     rest_slow(

@@ -77,13 +77,13 @@ def assert_equal(cfg, seg_len, **options):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("form", rest_slow(5, FORMS))
+@pytest.mark.parametrize("form", rest_slow(2, FORMS))
 def test_losses_and_gradients_are_those_of_one_device(form):
     cfg = tiny.config(**FORMS[form])
     assert_equal(cfg, 100 if "40,000" in form else 6)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_losses_in_several_blocks_and_tiles_are_those_of_one_device(monkeypatch):
     monkeypatch.setattr(cross_entropy, "MIN_ROWS", 3)
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
@@ -98,7 +98,7 @@ def test_a_long_segment_gives_what_one_device_gives():
     assert_equal(tiny.config(n_layer=1), 200)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("form", TRAINED)
 def test_training_runs_on_every_device(form):
     """Each device draws the same dropout for its own rows, as one device does for each part."""

@@ -76,7 +76,7 @@ def numbers(found: dict[str, tuple[int, int]]) -> dict[str, int]:
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("form", "mesh"),
-    rest_slow(3, [("relative", BOTH), ("absolute", BOTH), *[(form, ROWS) for form in FORMS]]),
+    rest_slow(2, [("relative", BOTH), ("absolute", BOTH), *[(form, ROWS) for form in FORMS]]),
 )
 def test_a_long_segment_needs_no_more_collectives_than_a_short_one(form, mesh):
     short = of_update(**FORMS[form], **mesh)

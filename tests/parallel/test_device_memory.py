@@ -303,6 +303,7 @@ def test_an_update_in_parts_needs_less_memory(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("scanned", [False, True])
+@pytest.mark.integration
 def test_a_resumed_state_is_in_memory_once_and_counted_once(scanned, monkeypatch, tmp_path):
     """A checkpoint's layers are not stacked: they go when those of the run are made of them."""
     settings = {"model.scan_layers": scanned, "checkpoint.every": 6}
@@ -337,6 +338,7 @@ def test_a_resumed_state_is_in_memory_once_and_counted_once(scanned, monkeypatch
     assert resident == [True]
 
 
+@pytest.mark.integration
 def test_a_run_whose_validation_does_not_fit_is_saved_before_it_stops(monkeypatch, tmp_path):
     def refuse(*_, **__):
         raise ConfigError("validation needs too much")

@@ -120,7 +120,7 @@ def test_parameters_over_fsdp_are_held_in_parts():
 # Operations.
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -162,7 +162,7 @@ def test_a_dispatch_has_the_operations_of_its_updates():
     assert several.flops.device == 4 * train_program().flops.device
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_device_computes_its_rows_rounded_up_and_its_heads():
     one, eight = (compiled(**{"mesh.data": n}) for n in (1, 8))
     for name, rows in (("train", B), ("evaluate", 3)):
@@ -338,7 +338,7 @@ def test_a_program_fits_to_the_last_byte_with_what_is_held_beside_it():
     assert f"of {(whole - 1) / GIB:.3f} GiB: DOES NOT FIT" in ahead.format_program(p, whole - 1)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("on_device", [False, True], ids=["text fed", "text on device"])
 def test_several_seeds_are_compiled_as_the_one_program_that_trains_them(on_device):
     changes = {"train.text_on_device": on_device, "train.steps_per_dispatch": 2}

@@ -71,7 +71,7 @@ def test_without_averages_nothing_is_kept(folder):
     assert state.averages == {}
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_each_average_that_has_begun_is_validated_and_the_best_is_the_model(trained, folder):
     workdir, changes = trained
     corpus, exp = corpus_and_experiment(folder, **changes)
@@ -144,7 +144,7 @@ def test_the_chosen_weights_are_exported(trained, tmp_path):
         np.testing.assert_array_equal(there[key], value)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_layers_under_scan_keep_the_one_that_is_named_and_on_disk_one_by_one(folder, tmp_path):
     changes = {"model.scan_layers": True, "average.swa_start": 11, "average.use": "swa"}
     run_in_workdir(folder, tmp_path, **changes)

@@ -39,7 +39,7 @@ def one_after_the_other(trained, tokens):
     return np.asarray(jax.nn.softmax(logits[0]), np.float64)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_soft_targets_are_the_mean_of_the_teachers(teachers):
     folder, names = teachers
     # One stream, and a memory that holds all of the text: as if it were read at once.
@@ -117,7 +117,7 @@ def test_a_student_of_itself_and_of_the_text(teachers, tmp_path):
         assert not all(same)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_gradient_is_the_weighted_sum_of_both(teachers):
     from txl_jax.data.on_device import device_text, training_position
     from txl_jax.training.plan import StepSetup, training_mesh
@@ -177,7 +177,7 @@ def test_a_resumed_run_with_other_validate_settings_keeps_its_targets(
     np.testing.assert_array_equal(resumed.probabilities, at_first.probabilities)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_run_stopped_while_teachers_read_is_saved_and_resumes_to_the_same_end(teachers, tmp_path):
     folder, names = teachers
     changes = {**SHORT, "train.text_on_device": True, "distil.teachers": (names[0],)}

@@ -189,7 +189,7 @@ def test_a_run_whose_save_fails_stops_and_goes_on_from_the_one_before(tmp_path):
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_run_may_tolerate_save_errors_until_there_is_space(tmp_path, capsys):
     changes = {"checkpoint.every": 2, "checkpoint.tolerate_save_errors": True}
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
@@ -257,7 +257,7 @@ def test_a_checkpoint_that_was_lost_is_not_said_to_be_kept(tmp_path, monkeypatch
         train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("failing_at", [full_at, refused_at])
 def test_the_last_checkpoint_must_be_written(tmp_path, failing_at):
     changes = {"checkpoint.every": 4, "checkpoint.tolerate_save_errors": True}

@@ -100,7 +100,7 @@ class StopAt(PreemptionGuard):
 # What it begins with.
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_first_loss_is_the_starting_models_and_training_changes_it(
     trained, tmp_path, scan_layers

@@ -258,7 +258,7 @@ def test_idle_devices_are_reported_with_the_nearest_batch_sizes(batch, parts, se
     assert (words or "") in (found or "")
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_run_that_leaves_devices_idle_says_so_once(tmp_path, capsys):
     """Training with 6 rows, evaluation with 1 stream, on eight devices."""
     changes = {"train.batch_size": 6, "train.steps": 3, "mesh.data": -1}

@@ -78,7 +78,7 @@ def test_their_folders_are_workdirs_of_single_runs(together, folder):
     assert model.others == ("raw",)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lost",
     [pytest.param((), marks=pytest.mark.slow), ("12",)],
@@ -109,7 +109,7 @@ def test_stopped_seeds_resume_from_the_last_step_that_all_have(together, folder,
             np.testing.assert_array_equal(a[key], b[key], err_msg=key)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_the_command_trains_all_and_prints_a_number_for_each(folder, tmp_path):
     changes = SETTINGS | {"train.steps": 4, "average.swa_start": 2, "generate.length": 0}
     config = write_config(folder, **changes)

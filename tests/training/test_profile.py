@@ -50,7 +50,7 @@ def test_a_range_beyond_the_last_step_is_refused(tmp_path):
         experiment(tmp_path, **{"train.profile": "10:13"})
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_run_leaves_a_trace_that_tensorboard_and_perfetto_read(tmp_path, capsys):
     corpus, exp = corpus_and_experiment(tmp_path, **{"train.profile": "6:9"})
     train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())

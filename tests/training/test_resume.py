@@ -114,7 +114,7 @@ def test_another_seed_reads_sentences_in_another_order(tmp_path):
     assert np.mean(first[0] != first[n]) > 0.3  # a new order every epoch
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_stopped_while_validating_validates_again_and_is_bit_identical(tmp_path):
     corpus, exp = corpus_and_experiment(tmp_path)
     run(tmp_path, tmp_path / "whole")
@@ -279,7 +279,7 @@ def test_kill_9_at_twenty_random_times_and_resume_is_bit_identical(tmp_path, cap
         print(f"\n{hits.total()} kills hit in {n_runs} runs ({where}); all runs are identical")
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "code"),
     [

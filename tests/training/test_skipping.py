@@ -252,7 +252,7 @@ def spoil(monkeypatch):
     return spoil
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_skipped_updates_are_printed_and_counted_and_the_run_continues(tmp_path, spoil, capsys):
     corpus, exp = corpus_and_experiment(tmp_path, **SKIP, **{"train.log_every": 3})
     spoil(2, 7, 8, 9)

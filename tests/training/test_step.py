@@ -397,7 +397,7 @@ def test_steps_on_drawn_lengths_do_not_depend_on_how_they_are_cut(folder):
     assert_same_training(one, several, 1e-4)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_run_on_drawn_lengths_tells_its_epochs_and_ends_alike_when_cut(folder, tmp_path):
     changes = {**DRAWN, "train.partial_shuffle": True, "train.reset_every": 5, "model.n_layer": 1}
     whole = run(folder, tmp_path / "whole", **changes)
