@@ -15,14 +15,14 @@ from txl_jax.messages import UserError
 B, T, N, H = 2, 5, 3, 4
 NAMES = ("q", "k", "v", "r", "u", "v_bias")
 FORMS: dict[str, dict[str, Any]] = {
-    "causal": {},
     "causal with memory": {"m": 3},
     "causal with memory and window": {"m": 3, "window": 2},
+    "both directions, window and padded": {"causal": False, "window": 1, "lengths": (1, 4)},
+    "causal": {},
     "causal and padded": {"lengths": (5, 2)},
     "itself alone": {"m": 2, "window": 0},
     "both directions": {"causal": False},
     "both directions with memory": {"causal": False, "m": 3},
-    "both directions, window and padded": {"causal": False, "window": 1, "lengths": (1, 4)},
     "scaled otherwise": {"causal": False, "scale": 0.7},
 }
 
