@@ -347,7 +347,8 @@ def load(
         ``None``.
 
     Raises:
-      WorkdirError: ``source`` has no model or two models, or cannot be downloaded.
+      WorkdirError: ``source`` has no model or two models, cannot be downloaded, or is an exported
+        model of another step or without these weights.
       CheckpointError, ModelFormatError: the model is damaged, incomplete, or has another format.
     """
     if isinstance(step, bool) or not isinstance(step, str | int | np.integer):

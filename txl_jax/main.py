@@ -29,7 +29,6 @@ from txl_jax.messages import (
     arguments_as_flags,
     describe_os_error,
     error_text,
-    nearest_or_all,
     one_line,
     short_repr,
     truncate,
@@ -68,7 +67,11 @@ _overrides: dict[str, str] = {}
 
 def parse_flags(argv: list[str]) -> list[str]:
     """Parses absl's flags, after taking out every ``--config.KEY=VALUE`` for the config."""
-    told = _about_itself(argv[1:])
+    try:
+        told = _about_itself(argv[1:])
+    except ConfigError as error:
+        say(f"error: {error_text(error)}")
+        sys.exit(2)
     if told is not None:
         print(told)
         sys.exit(0)
@@ -97,8 +100,8 @@ def _meant(error: Exception) -> str:
 
 def _about_itself(words: list[str]) -> str | None:
     """Returns the help or the version that the words ask for; the usage if there are none."""
-    if words in ([], ["help"]) or _HELP & set(words):
-        return usage.help_text(usage.mode_of(words))
+    if words[:1] in ([], ["help"]) or _HELP & set(words):
+        return usage.help_text([word for word in words if word not in _HELP])
     return f"txl_jax {__version__}" if "--version" in words else None
 
 
@@ -106,9 +109,7 @@ def _about_itself(words: list[str]) -> str | None:
 def main(argv: list[str]) -> int:
     """Runs a mode and returns the exit code of the process."""
     try:
-        if _MODE.value not in usage.MODES:
-            known = nearest_or_all(_MODE.value, usage.MODES)
-            raise ConfigError(f"--mode={truncate(_MODE.value)}: no such mode; {known}")
+        usage.check_mode(_MODE.value)
         extra = argv[2:] if _MODE.value == "settings" else argv[1:]
         if extra:
             fix = "settings are --config.KEY=VALUE"
@@ -225,6 +226,7 @@ def _exit_code(code: int) -> int:
 
 def console() -> None:
     """Runs the command ``txl``; this function is its entry point."""
+    usage.complete()
     run_command(lambda: app.run(main, flags_parser=parse_flags))
 
 

@@ -1,12 +1,25 @@
 """What the command says about itself: its usage, the settings of a mode, shell completion."""
 
 import argparse
-import importlib.util
+import ast
+import os
+import re
 from collections.abc import Iterable, Sequence
 
-from txl_jax.command_line import program
-from txl_jax.config import ANALYSES, ConfigError, describe_settings, format_settings
+import argcomplete
+
+from txl_jax.command_line import program, split_overrides
+from txl_jax.config import (
+    ANALYSES,
+    ConfigError,
+    ExperimentConfig,
+    describe_settings,
+    format_settings,
+    load_config,
+    override,
+)
 from txl_jax.config.loading import recipe_names
+from txl_jax.messages import nearest_or_all, truncate
 
 MODES = {
     "train": "trains a model, evaluates it and continues a prompt; goes on where a run stopped",
@@ -39,8 +52,20 @@ _FLAGS = {
     "--topology=DEVICES": "with --mode=compile: the devices, as v5e:4x4 or h200:1x1x8",
     "--completion=SHELL": "prints completions for bash, zsh, fish, tcsh or powershell",
     "--version": "prints the version",
-    "--distributed": "one of many processes; docs/launch.md has this flag and three more",
+    "--distributed": "joins the other processes of Slurm, Open MPI, a TPU pod or GKE",
+    "--coordinator=HOST:PORT": "joins processes that were started by hand; process 0 listens there",
+    "--num_processes=N": "with --coordinator: the number of processes",
+    "--process_id=I": "with --coordinator: the number of this process, from 0",
+    "--heartbeat_seconds=S": "silence after which a process counts as dead (default: 60)",
 }
+
+_NEEDS = {
+    "either": "--config=NAME [--workdir=DIR]",
+    "config": "--config=NAME [--workdir=DIR]",
+    "model": "--workdir=DIR [--step=STEP]",
+    "runs": "[--workdir=DIR]",
+}
+"""The flags of a mode, by what it gets."""
 
 _EXAMPLES = {
     "--config=quickstart": "a small model of Python's source in five minutes",
@@ -51,16 +76,39 @@ _EXAMPLES = {
 }
 
 
-def help_text(mode: str | None = None) -> str:
-    """Returns the usage of the command, or of one mode with its settings and their defaults."""
-    if mode not in MODES:
+def help_text(words: Sequence[str]) -> str:
+    """Returns the usage, or that of the mode among the words of a command with its settings.
+
+    The settings have the values of the words: of ``--config=NAME`` and ``--config.KEY=VALUE``.
+    Raises ConfigError for an unknown mode, config, setting or value.
+    """
+    rest, overrides = split_overrides(words)
+    mode, config = _value_of("mode", rest), _value_of("config", rest)
+    if mode is None:
+        mode = next((word for word in rest if word in MODES), None)
+    if mode is None:
         return _usage()
+    check_mode(mode)
     about = f"{program()} --mode={mode}: {MODES[mode]}\n"
     if mode == "settings":
         return f"{about}\n  {program()} --mode=settings [BEGINNING OF A KEY]"
+    exp = load_config(config, overrides) if config else override(ExperimentConfig(), overrides)
     prefixes = [f"{name}." for name in _SECTIONS.get(mode, (mode,))]
-    settings = "\n".join(format_settings(None, prefix) for prefix in prefixes)
-    return f"{about}Settings, each given as --config.KEY=VALUE:\n\n{settings}"
+    settings = "\n".join(format_settings(exp, prefix) for prefix in prefixes)
+    usage = f"usage: {program()} --mode={mode} {_NEEDS[_reads(mode)]} [--config.KEY=VALUE ...]\n"
+    return f"{about}{usage}Settings, each given as --config.KEY=VALUE:\n\n{settings}"
+
+
+def check_mode(mode: str) -> None:
+    """Raises ConfigError for an unknown mode; the message has the nearest one."""
+    if mode not in MODES:
+        raise ConfigError(f"--mode={truncate(mode)}: no such mode; {nearest_or_all(mode, MODES)}")
+
+
+def _reads(mode: str) -> str:
+    if mode in ("train", "compile"):
+        return "either"
+    return ANALYSES[mode].reads if mode in ANALYSES else "model"
 
 
 def _usage() -> str:
@@ -85,42 +133,51 @@ def _columns(rows: dict[str, str]) -> str:
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows.items())
 
 
-def mode_of(words: Iterable[str]) -> str | None:
-    """Returns the mode that the words of a command line name, or ``None``."""
+def _value_of(flag: str, words: Iterable[str]) -> str | None:
+    """Returns the value of a flag in the words of a command, or ``None``."""
     before = ""
     for word in words:
         name, equals, value = word.partition("=")
-        if equals and name.lstrip("-") == "mode":
+        if equals and name.startswith("-") and name.lstrip("-") == flag:
             return value
-        if before.lstrip("-") == "mode" and before.startswith("-"):
+        if before.startswith("-") and before.lstrip("-") == flag:
             return word
         before = word
     return None
 
 
 def completion(shell: str) -> str:
-    """Returns a script with which a shell completes flags, modes, recipes and settings.
+    """Returns a script with which a shell completes flags, modes, recipes, settings and files.
 
-    Raises ConfigError if the package shtab is missing, or does not know the shell.
+    For each completion the shell runs ``txl``, which then calls :func:`complete`. Raises
+    ConfigError for a shell that argcomplete does not know.
     """
-    if importlib.util.find_spec("shtab") is None:
-        raise ConfigError("--completion needs the package shtab: pip install shtab")
-    import shtab
+    shells = ("bash", "zsh", "tcsh", "fish", "powershell")
+    if shell not in shells:
+        raise ConfigError(f"--completion={shell}: must be one of {', '.join(shells)}")
+    return argcomplete.shellcode(["txl"], shell=shell)
 
-    if shell not in shtab.SUPPORTED_SHELLS:
-        known = ", ".join(shtab.SUPPORTED_SHELLS)
-        raise ConfigError(f"--completion={shell}: must be one of {known}")
-    parser = argparse.ArgumentParser("txl", add_help=False, allow_abbrev=False)
 
-    def add(flag: str, about: str, choices: Sequence[str] | None = None) -> None:
-        parser.add_argument(flag, help=about.replace("%", "%%"), choices=choices)
-
-    add("--config", "recipe or file", recipe_names())
-    add("--mode", "what to do", list(MODES))
-    for flag, about in _FLAGS.items():
-        if (name := flag.partition("=")[0]) not in ("--config", "--mode", "--config.KEY"):
-            add(name, about)
+def complete() -> None:
+    """Ends the process with completions if the shell has asked for them."""
+    if "_ARGCOMPLETE" not in os.environ:
+        return
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--help", "--version"):
+        parser.add_argument(flag, action="store_true")
+    values = {"--config": recipe_names(), "--mode": list(MODES)}
+    for flag in (name.partition("=")[0] for name in _FLAGS):
+        if flag not in ("--version", "--config.KEY"):
+            _add(parser, flag, values.get(flag, []), flag in ("--config", "--workdir"))
     for setting in describe_settings():
-        choices = ["True", "False"] if setting.type == "bool" else None
-        add(f"--config.{setting.key}", setting.doc.partition("\n")[0], choices)
-    return shtab.complete(parser, shell)
+        known = re.search(r"Literal(\[.*?\])", setting.type)
+        choices = ast.literal_eval(known[1]) if known else []
+        choices = [True, False] if setting.type == "bool" else choices
+        _add(parser, f"--config.{setting.key}", choices, "str" in setting.type)
+    argcomplete.autocomplete(parser, always_complete_options="long")
+
+
+def _add(parser: argparse.ArgumentParser, flag: str, values: Sequence, may_be_a_file: bool):
+    files = argcomplete.FilesCompleter()
+    complete = lambda prefix, **_: [*map(str, values), *(files(prefix) if may_be_a_file else ())]
+    parser.add_argument(flag).completer = complete  # type: ignore[attr-defined]

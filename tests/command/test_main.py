@@ -3,12 +3,13 @@
 import json
 import pathlib
 import re
-import shutil
 import signal
 import subprocess
+import sys
 
 import pytest
 import tiny_runs
+from places import ROOT
 from tiers import rest_slow
 from tiny_runs import call, corpus_and_experiment, lm1b, write_config
 
@@ -25,6 +26,7 @@ from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.run import evaluate_and_generate
 
 QUICKSTART = "configs/quickstart.py"
+CONSOLE = "from txl_jax import main; main.console()"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def trained(trained_run, tmp_path_factory):
     return trained_run.folder, trained_run.config, workdir, trained_run
 
 
-@pytest.mark.parametrize("words", [[], ["-h"], ["help"], ["--mode=nope", "--help"]])
+@pytest.mark.parametrize("words", [[], ["-h"], ["help"], ["--config=quickstart", "--help"]])
 def test_the_command_says_how_it_is_used(words):
     done = call(*words)
     assert (done.returncode, done.stderr) == (0, "")
@@ -47,17 +49,30 @@ def test_the_command_says_how_it_is_used(words):
 
 @pytest.mark.parametrize("mode", usage.MODES)
 def test_the_help_of_a_mode_has_the_settings_that_it_reads(mode):
-    told = usage.help_text(mode)
+    told = usage.help_text([f"--mode={mode}"])
     assert usage.MODES[mode] in told
     own = [s.key for s in describe_settings() if s.key.startswith(f"{mode}.")]
     assert [key for key in own if f"{key} = " not in told] == []
 
 
-def test_the_mode_of_a_help_is_given_as_any_flag_is():
-    assert usage.mode_of(["--help", "--mode=probe"]) == "probe"
-    assert usage.mode_of(["--mode", "probe", "-h"]) == "probe"
-    assert usage.mode_of(["-mode=probe"]) == "probe"
-    assert usage.mode_of(["--config=mode", "-h"]) is None
+@pytest.mark.parametrize(
+    "words", ["--help --mode=probe", "--mode probe -h", "-mode=probe -h", "probe --help"]
+)
+def test_the_mode_of_a_help_is_given_as_any_flag_is_or_as_a_word(words):
+    done = call(*words.split())
+    assert done.returncode == 0
+    assert f"--mode=probe: {usage.MODES['probe']}\nusage: " in done.stdout
+
+
+def test_the_help_of_a_mode_shows_the_values_of_the_config_and_refuses_what_the_mode_does():
+    words = ["--mode=train", "--help", "--config=quickstart", "--config.train.steps=700"]
+    told = call(*words).stdout
+    assert "model.n_layer = 3  (default: 12)" in told
+    assert "train.steps = 700  (default: 1000)" in told
+    refused = call("--mode=trian", "--help")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "error: --mode=trian: no such mode; the nearest is 'train'\n"
+    assert "'train.stepps'" in call("--help", "--mode=train", "--config.train.stepps=1").stderr
 
 
 def test_the_version_is_printed():
@@ -65,14 +80,38 @@ def test_the_version_is_printed():
     assert (done.returncode, done.stdout) == (0, f"txl_jax {txl_jax.__version__}\n")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completions_have_every_mode_recipe_and_setting(shell, tmp_path):
-    script = usage.completion(shell)
-    words = [*usage.MODES, "enwik8_24l", *(f"--config.{s.key}" for s in describe_settings())]
-    assert [word for word in words if word not in script] == []
-    if program := shutil.which(shell):
-        (tmp_path / "script").write_text(script)
-        subprocess.run([program, "-n", tmp_path / "script"], check=True)
+SHELL = """
+source <("$0" --completion=bash)
+COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9
+read -ra COMP_WORDS <<< "${1//=/ = }"  # as bash splits words
+[[ $1 == *= ]] && COMP_WORDS+=("")
+COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+_python_argcomplete "$0" "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+echo "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "completions"),
+    [
+        ("txl --mode=", " ".join(usage.MODES)),
+        ("txl --mode=sw", "sweep"),
+        ("txl --mode sw", "sweep"),
+        ("txl --config=enwik8_2", "enwik8_24l"),
+        ("txl --config=configs/enwik8_2", "configs/enwik8_24l.py"),
+        ("txl --config.model.same_length=", "False pytorch tf"),
+        ("txl --config.generate.detok", "--config.generate.detokenise"),
+        ("txl --workdir=tests/he", "tests/helpers/"),
+    ],
+)
+def test_bash_completes_flags_and_values_as_they_are_typed(typed, completions, tmp_path):
+    """The program that completes is the one in the first place of the line."""
+    program = tmp_path / "txl"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{CONSOLE}" "$@"\n')
+    program.chmod(0o755)
+    words = ["bash", "-c", SHELL, program, typed]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == completions.split(), done.stderr
 
 
 AUTO = {"model.dtype": "auto", "model.scan_layers": "auto"}

@@ -291,11 +291,29 @@ def test_an_exported_model_comes_back_bit_for_bit(files):
     want = txl_jax.load(str(files / "run"))
     out = str(files / "out")
     assert convert.export(str(files / "run"), out) == 0
-    for got in (convert.load_exported(out), _reconverted(files, out)):
+    copy = str(files / "copy")
+    assert convert.export(out, copy, step="latest") == 0
+    for got in (convert.load_exported(out), txl_jax.load(copy, step=0), _reconverted(files, out)):
         assert_same(got.params, want.params)
         assert got.vocab == want.vocab
         assert got.config.model == want.config.model
         assert got.config.evaluate == want.config.evaluate
+
+
+@pytest.mark.parametrize(
+    ("asked", "fault"),
+    [
+        ({"step": 3}, "step=3: {} is an exported model, of step 0 only"),
+        ({"step": "newest"}, "step=newest: {} is an exported model, of step 0 only"),
+        ({"weights": "ema"}, "weights=ema: {} is an exported model, with one set of parameters"),
+    ],
+)
+def test_an_exported_model_is_not_that_of_another_step_or_of_other_weights(asked, fault, files):
+    convert.to_workdir(request(files))
+    convert.export(files / "run", files / "out")
+    with pytest.raises(WorkdirError) as caught:
+        txl_jax.load(files / "out", **asked)
+    assert str(caught.value) == fault.format(files / "out")
 
 
 def _reconverted(files, source):

@@ -30,10 +30,10 @@ def load(source: str, step: str = "best", weights: str | None = None) -> Trained
     """Loads a trained model; arguments and errors are those of ``txl_jax.load`` (library.py)."""
     source = expanded_paths(source, "source", remote=True)
     if is_exported(source):
-        return load_exported(source)
+        return _only(load_exported(source), source, step, weights)
     match = None if is_remote(source) or os.path.isdir(source) else _REPOSITORY.fullmatch(source)
     if match and (match[1] or not source.startswith(("runs/", "./", "../"))):
-        return load_exported(_download(match[2], match[4]))
+        return _only(load_exported(_download(match[2], match[4])), source, step, weights)
     return load_workdir(source, step, weights)  # raises an error that names the missing file
 
 
@@ -67,6 +67,17 @@ def load_exported(folder: str | os.PathLike[str]) -> TrainedModel:
         except ModelFormatError as error:
             raise ModelFormatError(str(error).replace(file, model)) from error
     return TrainedModel(TransformerXL(exp.model), params, vocab, exp, step)
+
+
+def _only(trained: TrainedModel, source: str, step: str, weights: str | None) -> TrainedModel:
+    """Returns the one model of a folder; raises WorkdirError if another is asked for."""
+    if step not in ("best", "latest", str(trained.step)):
+        asked = argument("step", step)
+        raise WorkdirError(f"{asked}: {source} is an exported model, of step {trained.step} only")
+    if weights is not None:
+        asked = argument("weights", weights)
+        raise WorkdirError(f"{asked}: {source} is an exported model, with one set of parameters")
+    return trained
 
 
 def _for_inference(exp: ExperimentConfig) -> ExperimentConfig:

@@ -7,15 +7,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from txl_jax.checkpoint.errors import ModelFormatError, WorkdirError
-from txl_jax.checkpoint.loading import import_hub, load_workdir
+from txl_jax.checkpoint.loading import import_hub, load
 from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.tensors import flat_params
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import read_record, write_record
-from txl_jax.checkpoint.workdir_files import FORMAT, MODEL
+from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL
 from txl_jax.config.arguments import names_the_nearest
 from txl_jax.config.changes import without_paths
-from txl_jax.config.folders import expanded_text
+from txl_jax.config.folders import expanded_paths, expanded_text
 from txl_jax.data.corpus import FOREIGN_VOCAB
 from txl_jax.data.sources.text import HELD_OUT, OWN_SPLITS
 from txl_jax.data.sources.tokens import NO_TEST
@@ -28,13 +28,14 @@ _NOTES = (OWN_SPLITS, *HELD_OUT.values(), NO_TEST, FOREIGN_VOCAB)
 
 
 def export(
-    workdir: str | os.PathLike[str], folder: str | os.PathLike[str], step: str = "best"
+    source: str | os.PathLike[str], folder: str | os.PathLike[str], step: str = "best"
 ) -> int:
-    """Writes a workdir's model to a folder and returns its step; see :func:`save` and ``load``."""
-    workdir, folder = expanded_text(workdir, "workdir"), expanded_text(folder, "folder")
+    """Writes the model of a source of ``load`` to a folder, see :func:`save`; returns its step."""
+    found: str = expanded_paths(os.fspath(source), "source", remote=True)
+    folder = expanded_text(folder, "folder")
     require_empty_folder(folder)
-    trained = load_workdir(workdir, step)
-    save(trained, folder, read_record(workdir))
+    trained = load(found, step)
+    save(trained, folder, read_record(found) if path(found, CONFIG).exists() else None)
     return trained.step
 
 
