@@ -154,7 +154,8 @@ def run() -> int:
     reads = ANALYSES[mode].reads if mode in ANALYSES else None
     if config and config.startswith("~"):
         config = str(expanded(config, "--config"))
-    if config is None and (reads == "config" or (mode == "train" and _WORKDIR.value is None)):
+    new_run = mode in ("train", "compile") and _WORKDIR.value is None
+    if config is None and (reads == "config" or new_run):
         raise ConfigError("--config=NAME or FILE is needed, for example --config=quickstart")
     if config is None and _WORKDIR.value is None:
         raise ConfigError(

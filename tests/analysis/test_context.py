@@ -251,7 +251,10 @@ def test_the_files_hold_the_losses_and_how_they_were_measured(trained, tmp_path,
     effective = result["effective_length"]
     assert effective == effective_length(losses, 0.01)
     longest = "effective context at least 8 tokens, the longest that was measured"
-    assert last == (longest if effective == 8 else f"effective context {effective} tokens of 8")
+    first, files = last.splitlines()
+    assert first == (longest if effective == 8 else f"effective context {effective} tokens of 8")
+    names = "context_losses.npz, context.json, context.csv, context.png"
+    assert files == f"written to {tmp_path}: {names}"
     with open(tmp_path / "context.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     for row, of_json, of_length, n in zip(rows, result["results"], nll, (2, 4, 8), strict=True):

@@ -163,7 +163,7 @@ def refused(*arguments):
         ),
         (
             ["--workdir=/tmp/no run"],
-            "'--workdir=/tmp/no run': there is no run in it; start one with --config=NAME",
+            "'--workdir=/tmp/no run': there is no such folder; start one with --config=NAME",
         ),
         (
             ["--completion=fishy"],
@@ -504,7 +504,7 @@ def test_generate_continues_a_prompt_the_same_for_the_same_seed(trained):
 def test_modes_on_a_workdir_without_a_model_say_what_to_do(tmp_path, trained):
     _, _, workdir, _ = trained
     assert refused("--mode=generate", f"--workdir={tmp_path}") == (
-        f"error: --workdir={tmp_path}: there is no config.json in it; train first"
+        f"error: --workdir={tmp_path}: there is no run in it; start one with --config=NAME"
     )
     assert refused("--mode=evaluate", f"--workdir={workdir}", "--step=7").startswith(
         f"error: there is no checkpoint 7 in {workdir}/checkpoints, only "

@@ -159,7 +159,7 @@ def test_a_home_folder_in_a_path_setting_is_expanded(monkeypatch):
 def test_a_home_folder_in_a_flag_is_expanded(refused, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     at_home = refused("--mode=evaluate", "--workdir=~/run")
-    assert at_home.startswith(f"--workdir={tmp_path}/run: there is no config.json in it")
+    assert at_home.startswith(f"--workdir={tmp_path}/run: there is no such folder")
     assert refused("--config=~/none.py") == (
         f"--config={tmp_path}/none.py: there is no file '{tmp_path}/none.py'"
     )
@@ -241,9 +241,9 @@ def test_python_reads_the_names_of_arguments_and_the_command_those_of_flags(refu
     assert refused(QUICKSTART, *flags).endswith("example --config.optimizer.warmup_steps=6")
     with pytest.raises(WorkdirError) as unknown:
         load(str(tmp_path))
-    rule = f"workdir={tmp_path}: there is no config.json in it; train first"
-    assert str(unknown.value) == rule
-    assert refused("--mode=evaluate", f"--workdir={tmp_path}") == f"--{rule}"
+    rule = f"workdir={tmp_path}: there is no run in it; start one with "
+    assert str(unknown.value) == f"{rule}config=NAME"
+    assert refused("--mode=evaluate", f"--workdir={tmp_path}") == f"--{rule}--config=NAME"
     assert argument("config.mesh.data", 1) == "mesh.data=1", "the command names flags while it runs"
     spaced = tmp_path / "a b"
     spaced.mkdir()

@@ -265,7 +265,7 @@ def test_a_checkpoint_that_is_not_there_is_refused(workdir, tmp_path, refused):
     assert refused(*generating(workdir)) == f"there is no checkpoint in {checkpoints}; train first"
     nowhere = tmp_path / "nowhere"
     assert refused(*generating(nowhere)) == (
-        f"--workdir={nowhere}: there is no config.json in it; train first"
+        f"--workdir={nowhere}: there is no such folder; start one with --config=NAME"
     )
 
 

@@ -441,8 +441,8 @@ def test_slices_and_texts_that_are_not_known_are_refused_and_no_folder_is_made(t
     flags = (f"--config={config}", "--mode=compile", f"--workdir={tmp_path / 'run'}")
     unread = ("--config.data.name=stdlib", "--config.data.vocab=char", "--config.data.path=None")
     assert refused(*flags, *unread) == (
-        "the size of the vocabulary of data.name='stdlib' is known only from the text: set"
-        " --config.model.vocab_size=N"
+        "the size of the vocabulary of data.name='stdlib' is known only from the text: give"
+        " --config.data.path=FILE, or the size, --config.model.vocab_size=N"
     )
     sized = (*flags, "--config.model.vocab_size=30")
     assert refused(*sized, "--topology=v9:2x2") == (

@@ -9,7 +9,7 @@ import numpy as np
 
 from txl_jax.checkpoint.trained_model import TrainedModel, parameter_count
 from txl_jax.files import atomic_write, write_csv, write_json
-from txl_jax.messages import UserError
+from txl_jax.messages import UserError, shown_path
 from txl_jax.model.precision import rounding
 from txl_jax.standard_streams import stdout
 
@@ -25,14 +25,19 @@ class AnalysisError(UserError, ValueError):
 
 
 def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str:
-    """Writes the files of an analysis. Returns ``last_line``, or prints it if a file has an error.
+    """Writes the files of an analysis. Returns what to print: ``last_line``, and their names.
 
     ``files`` maps names to contents: an object (``.json``), rows with equal keys (``.csv``) or
     arrays by name (``.npz``). A name without a suffix has a function that draws a figure, or None.
+    If a file has an error, ``last_line`` is printed before it is raised.
     """
+    written = []
     try:
         for name, content in files.items():
+            if content is None:
+                continue
             path = os.path.join(workdir, name)
+            written.append(name if os.path.splitext(name)[1] else f"{name}.png")
             match os.path.splitext(name)[1]:
                 case ".json":
                     write_json(path, content)
@@ -40,12 +45,12 @@ def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str
                     write_csv(path, content)
                 case ".npz":
                     write_arrays(path, content)
-                case _ if content is not None:
+                case _:
                     save_figure(content(), workdir, name)
     except BaseException:  # the result must not be lost
         print(last_line, file=stdout(), flush=True)
         raise
-    return last_line
+    return f"{last_line}\nwritten to {shown_path(workdir)}: {', '.join(written)}"
 
 
 def write_arrays(path: str, arrays: Mapping[str, Any]) -> None:

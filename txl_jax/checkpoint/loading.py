@@ -14,7 +14,7 @@ from txl_jax.checkpoint.errors import ModelFormatError, WorkdirError
 from txl_jax.checkpoint.tensors import flat_params, params_from_flat, read_safetensors
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.checkpoint.workdir import loaded_experiment, read_vocab
-from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB, is_exported
+from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB, is_exported, no_run
 from txl_jax.config import ExperimentConfig
 from txl_jax.config.folders import expanded_paths, expanded_text
 from txl_jax.library_errors import import_optional
@@ -40,9 +40,7 @@ def load(source: str, step: str = "best", weights: str | None = None) -> Trained
 def load_workdir(workdir: str, step: str = "best", weights: str | None = None) -> TrainedModel:
     """Loads the trained model of a workdir; arguments and errors are those of :func:`load`."""
     if not path(workdir, CONFIG).exists():
-        raise WorkdirError(
-            f"{argument('workdir', workdir)}: there is no {CONFIG} in it; train first"
-        )
+        raise no_run(workdir)
     exp, vocab = _for_inference(loaded_experiment(workdir)), read_vocab(workdir)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     abstract = jax.tree.map(

@@ -14,7 +14,7 @@ from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ANALYSES, ConfigError, DataConfig
 from txl_jax.data.sources.source import SAMPLES, check_not_text
 from txl_jax.files import append, atomic_write, parse_json_object, write_failure_reason, written_as
-from txl_jax.messages import argument, short_repr, shown_path
+from txl_jax.messages import argument, nearest, short_repr, shown_path
 from txl_jax.paths import absolute, is_remote, make_folder, names, path
 
 FORMAT = 2  # the version of checkpoints and exported models; this program reads no other one
@@ -169,6 +169,18 @@ def check_file(key: str, file: str | None, data: DataConfig) -> None:
             " file in a folder that exists and can be written"
         ) from error
     check_not_text(key, file, data)
+
+
+def no_run(workdir: str) -> WorkdirError:
+    """Returns the error that a folder has no run; it names a run beside it with a like name."""
+    at, start = argument("workdir", workdir), f"start one with {argument('config', 'NAME')}"
+    if is_remote(workdir) or os.path.exists(workdir):
+        return WorkdirError(f"{at}: there is no run in it; {start}")
+    parent, name = os.path.split(os.path.normpath(workdir))
+    beside = [one for one in names(parent or ".") if path(parent, one, CONFIG).exists()]
+    near = nearest(name, beside)
+    how = f"the nearest run is {shown_path(os.path.join(parent, near))}" if near else start
+    return WorkdirError(f"{at}: there is no such folder; {how}")
 
 
 def _nearest(folder: str) -> str:

@@ -24,7 +24,8 @@ def with_vocab_size(exp: ExperimentConfig) -> ExperimentConfig:
     if size is None:
         raise PlanningError(
             f"the size of the vocabulary of data.name={exp.data.name!r} is known only from the"
-            f" text: set {argument('config.model.vocab_size', 'N')}"
+            f" text: give {argument('config.data.path', 'FILE')}, or the size,"
+            f" {argument('config.model.vocab_size', 'N')}"
         )
     return dataclasses.replace(exp, model=dataclasses.replace(exp.model, vocab_size=size))
 

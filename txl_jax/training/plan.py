@@ -44,6 +44,7 @@ from txl_jax.config import (
 )
 from txl_jax.config.folders import data_folder
 from txl_jax.data.corpus import Corpus
+from txl_jax.data.errors import DataError
 from txl_jax.data.feed import training_batch
 from txl_jax.data.on_device import device_text
 from txl_jax.data.pieces import flat_tokens
@@ -291,8 +292,11 @@ def check_seeds(exp: ExperimentConfig, mesh: Mesh) -> None:
 def check_final_outputs(exp: ExperimentConfig, corpus: Corpus) -> None:
     """Raises an error if the evaluation or the generation after training would fail."""
     check_baselines(exp.evaluate.baselines, corpus.vocab)
-    prompts = read_prompts(exp.generate)
-    encode_prompts(corpus.vocab, prompts, prompt_key(exp.generate))
+    prompts, key = read_prompts(exp.generate), prompt_key(exp.generate)
+    try:
+        encode_prompts(corpus.vocab, prompts, key)
+    except DataError as error:
+        raise DataError(f"{error}; or give another {argument(f'config.{key}', 'TEXT')}") from error
     if exp.generate.length:
         check_memory(exp.model, exp.generate, len(prompts))
         on_process_zero(lambda: check_file("generate.json", exp.generate.json, exp.data))

@@ -17,7 +17,7 @@ from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
 from txl_jax.checkpoint.workdir import loaded_experiment, read_experiment
-from txl_jax.checkpoint.workdir_files import CONFIG
+from txl_jax.checkpoint.workdir_files import CONFIG, no_run
 from txl_jax.command_line import command_with
 from txl_jax.config import ExperimentConfig, ProtocolConfig, differing_keys
 from txl_jax.data.corpus import Corpus, corpus_from_config
@@ -197,9 +197,6 @@ def stored_experiment(workdir: str, start_from: str | None = None) -> Experiment
     if not seeds and start_from and path(start_from, CONFIG).exists():
         return loaded_experiment(start_from)
     if not seeds:
-        raise WorkdirError(
-            f"{argument('workdir', workdir)}: there is no run in it; start one with"
-            f" {argument('config', 'NAME')}"
-        )
+        raise no_run(workdir)
     first = loaded_experiment(os.path.join(workdir, f"seed_{seeds[0]}"))
     return dataclasses.replace(first, train=dataclasses.replace(first.train, num_seeds=len(seeds)))

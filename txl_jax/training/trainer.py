@@ -151,7 +151,8 @@ class Trainer:
         warning = "warning: " if self.setup.attention.falls_back else ""
         self.log.message(f"{warning}attention by {self.setup.attention.describe()}")
         if resumed:
-            self.log.message(f"resuming at step {step:,} of {exp.train.steps:,}")
+            doing = "finished" if step == exp.train.steps else "resuming"
+            self.log.message(f"{doing} at step {step:,} of {exp.train.steps:,}")
         elif exp.train.start_from:
             self.log.message(f"starting from the parameters of {shown_path(exp.train.start_from)}")
 
