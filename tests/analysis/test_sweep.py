@@ -55,12 +55,14 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_every_combination_and_seed_is_trained_once_in_a_folder_of_its_own(folder):
+def test_every_combination_and_seed_is_trained_once_in_a_folder_of_its_own(folder, capsys):
     train, again = fake_train(loss_of), fake_train(loss_of)
     found = sweep_mode.run(experiment(folder), str(folder / "s"), train)
     names = {path.removeprefix(f"{folder}/s/") for path in train.folders}
     assert len(names) == 8
     assert "learning_rate=0.005-ar=0.5/seed_1" in names
+    told = [f"run {n} of 8: {path}" for n, path in enumerate(train.folders, 1)]
+    assert capsys.readouterr().err.splitlines()[-8:] == told
     more = experiment(folder, {**GRID, "loss.ar": [0.0, 0.5, 1.0]}, seeds=3)
     sweep_mode.run(more, str(folder / "s"), again)
     assert not set(again.folders) & set(train.folders)
@@ -78,7 +80,8 @@ def test_the_table_has_mean_spread_and_best_and_the_files_have_every_run(folder)
     assert [row.mean for row in found.rows] == sorted(row.mean for row in found.rows)
     best = found.rows[0]
     assert best.workdirs[0].endswith("/s/learning_rate=0.001-ar=0.0/seed_0")
-    line = str(found).splitlines()[1]
+    header, line = str(found).splitlines()[:2]
+    assert header.split() == ["validation", "loss", "seeds", "mean", "bpc", "spread", "best"]
     assert line.split() == ["learning_rate=0.001", "ar=0.0", "2", "1.105", "0.010", "1.100"]
     rows = list(csv.DictReader((folder / "s" / "sweep.csv").open()))
     assert len(rows) == 8

@@ -45,8 +45,11 @@ class Sweep(NamedTuple):
         return f"Sweep({len(self.rows)} rows, the best {self.rows[0]})"
 
     def __str__(self) -> str:
-        width = max(len(row.name) for row in self.rows)
-        lines = [f"{'':<{width}}  seeds  {'mean ' + self.unit:>10}  {'spread':>10}  {'best':>10}"]
+        about = "validation loss"
+        width = max(map(len, [about, *(row.name for row in self.rows)]))
+        lines = [
+            f"{about:<{width}}  seeds  {'mean ' + self.unit:>10}  {'spread':>10}  {'best':>10}"
+        ]
         for row in self.rows:
             shown = "  failed"
             if row.values:
@@ -57,8 +60,7 @@ class Sweep(NamedTuple):
 
 
 def train_run(exp: ExperimentConfig, workdir: str) -> None:
-    """Trains a run, and prints its folder and its held-out loss."""
-    processes.print_once(f"run {shown_path(workdir)}", stderr())
+    """Trains a run, and prints its held-out loss."""
     processes.print_once("\n".join(train_and_evaluate(exp, workdir).lines))
 
 
@@ -77,7 +79,8 @@ def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any] = 
             pass  # raises an error if a folder has a run with other settings
     done = lambda one, w: {one.train.steps} <= validations(w).keys() & CheckpointFolder(w).steps()
     left = processes.on_process_zero(lambda: [not done(*pair) for pair in pairs])
-    for one, folder in itertools.compress(pairs, left):
+    for n, (one, folder) in itertools.compress(enumerate(pairs, 1), left):
+        processes.print_once(f"run {n} of {len(pairs)}: {shown_path(folder)}", stderr())
         try:
             train(one, folder)
         except Exception as error:
