@@ -240,6 +240,19 @@ def test_auto_takes_what_the_platform_and_the_form_allow(monkeypatch):
         choice.choose("pallas_tpu", form(b))
 
 
+class OtherSoftmax(Positions):
+    """Of a change of the softmax, which fused kernels do not know."""
+
+
+def test_no_fused_kernel_computes_another_softmax(monkeypatch):
+    x = of_shape((2, 4, 256, 64), 512, OtherSoftmax(r=jnp.zeros(())))
+    for name, platform in choice.FUSED.items():
+        monkeypatch.setattr(choice, "platform_of", lambda mesh, platform=platform: platform)
+        assert choice.choose("auto", x).name == "xla"
+        with pytest.raises(ValueError, match=f"{name}.*four terms.*not OtherSoftmax"):
+            choice.choose(name, x)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

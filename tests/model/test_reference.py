@@ -1,5 +1,6 @@
 """The model gives what the formulas give (helpers/reference.py), in every form it has."""
 
+import contextlib
 import dataclasses
 
 import jax
@@ -10,6 +11,10 @@ import pytest
 import reference
 import tiny_models as tiny
 from tiers import rest_slow
+
+import txl_jax
+from txl_jax.config import ConfigError
+from txl_jax.model.layout import stack_layers
 
 MEM_LEN, SEG_LEN = 5, 4
 FILLED = (0, 2, 5)
@@ -55,11 +60,25 @@ SOFTMAX: dict[str, dict] = {
     "one_word_clusters": {"cutoffs": (1, 2, 12), "div_val": 2},
 }  # fmt: skip
 FORMS = {name: tiny.config(**changes) for name, changes in (CHANGES | SOFTMAX).items()}
-for name, cfg in model_settings.models().items():  # any new setting whose values are listed
+FIELDS = {field.name: field for field in dataclasses.fields(txl_jax.TransformerXLConfig)}
+VARIED = {
+    key for key in FIELDS for cfg in FORMS.values() if getattr(cfg, key) != FIELDS[key].default
+}
+NEW = []
+"""Models with each value of a setting that no model above has."""
+for name, cfg in model_settings.models().items():
     key = name.partition("=")[0]
-    known = reference.KNOWN.get(key, ()) if key != "dtype" else reference.ANY
-    if known is not reference.ANY and getattr(cfg, key) in known and cfg not in FORMS.values():
+    known = reference.KNOWN.get(key, ()) if key != "dtype" else (cfg.dtype,)
+    if known is reference.ANY:
+        new = key not in VARIED | reference.UNUSED
+    else:
+        new = getattr(cfg, key) in known and cfg not in FORMS.values() and key != "dtype"
+    if new:
         FORMS[name] = cfg
+        NEW.append(name)
+        with contextlib.suppress(ConfigError):  # if the setting does not go with these
+            FORMS[f"{name}_all_at_once"] = dataclasses.replace(cfg, **ALL_AT_ONCE)
+            NEW.append(f"{name}_all_at_once")
 LAYERS = [name for name in FORMS if name not in SOFTMAX]
 
 
@@ -194,8 +213,23 @@ def test_context_is_read_and_not_scored(name):
     run_segments(cfg, 0, (0, 0, 0), segments)
 
 
+@pytest.mark.parametrize("name", NEW)
+def test_scanned_layers_give_what_unrolled_layers_give_with_a_new_setting(name):
+    cfg = FORMS[name]
+    try:
+        scanned = dataclasses.replace(cfg, scan_layers=True)
+    except ConfigError:
+        pytest.skip("refuses scan_layers")
+    params, mems = tiny.variables(cfg)["params"], tiny.memory(cfg, FILLED, MEM_LEN)
+    tokens, targets = tiny.tokens(cfg, 6, SEG_LEN).reshape(2, 3, SEG_LEN)
+    want = tiny.apply(cfg, "nll")({"params": params}, tokens, targets, mems)[0]
+    stacked = {"params": stack_layers(params)}
+    got = tiny.apply(scanned, "nll")(stacked, tokens, targets, mems)[0]
+    np.testing.assert_allclose(got, want, atol=2e-5)
+
+
 @pytest.mark.parametrize(
-    "name", ["all_at_once", "shared_projection", "div2_projections_tied", "gtrxl"]
+    "name", ["all_at_once", "shared_projection", "div2_projections_tied", "gtrxl", *NEW]
 )
 def test_gradient_is_the_slope_of_the_formulas_with_memory_held_constant(name):
     """Along random directions, by central differences in float64."""
