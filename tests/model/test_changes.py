@@ -219,9 +219,9 @@ def gathered(cfg) -> list:
             found.append((args[0].joined(), out))
         return out
 
-    mems = tiny.memory(cfg, (0, 2, M), M)
+    inputs = tiny.variables(cfg), tiny.embeddings(cfg, B, T), tiny.memory(cfg, (0, 2, M), M)
     with nn.intercept_methods(intercept):
-        tiny.apply(cfg, "core")(tiny.variables(cfg), tiny.embeddings(cfg, B, T), mems)
+        tiny.apply(cfg, "core")(*inputs)
     return found
 
 
