@@ -10,6 +10,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
@@ -209,7 +210,7 @@ def test_distances_that_only_a_later_layer_sees_are_kept():
 
     cfg = tiny_models.config()
     params, tokens = tiny_models.variables(cfg)["params"], tiny_models.tokens(cfg, 1, T)
-    mems, weights = tiny_models.memory(cfg, [M], M), np.ones((1, T), np.float32)
+    mems, weights = tiny_models.memory(cfg, [M], M), jnp.ones((1, T))
     with nn.intercept_methods(narrow_first):
         sums, _, _ = segment_attention(txl_jax.TransformerXL(cfg), params, tokens, mems, weights)
     attention = Averages.of(sums).attention
