@@ -25,6 +25,7 @@ from txl_jax.data.batch import Batch
 from txl_jax.model import flops
 from txl_jax.model.attention import FORMS, Attention, projection_flops
 from txl_jax.model.layout import stack_layers
+from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
 from txl_jax.model.precision import resolved
 from txl_jax.parallel.shardings import Shardings
@@ -226,24 +227,27 @@ def gathered(cfg) -> list:
 
 
 def of_four_terms(x) -> np.ndarray:
-    """What fused kernels compute: the values' sums, by the softmax of the four terms."""
+    """What fused kernels compute: sums of values by the four terms and the mask's numbers."""
     arrays = (x.q, x.k, x.val, x.positions)
     q, k, val, p = jax.tree.map(lambda a: np.asarray(a, np.float64), arrays)
     biased = lambda bias: q if bias is None else q + bias[:, None, None]
     scores = np.einsum("nbth,nbkh->nbtk", biased(p.u), k)
-    distance = x.mask.mem_len + np.arange(q.shape[2])[:, None] - np.arange(k.shape[2])
+    key, own = np.arange(k.shape[2]), x.mask.mem_len + np.arange(q.shape[2])
+    distance = own[:, None] - key
+    seen = (distance >= 0) & (distance <= x.mask.reach)
+    seen = seen & (key >= x.mask.mem_len - np.asarray(x.mask.filled)[:, None, None])
     row = k.shape[2] - 1 - np.maximum(distance, 0)
     if p.r is not None:
         scores = scores + np.einsum("nbth,ntkh->nbtk", biased(p.v), p.r[:, row])
     if p.b is not None:
         scores = scores + p.b[:, row][:, None]
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True)) * np.asarray(x.mask.allowed())
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True)) * seen
     return np.einsum("nbtk,nbkh->nbth", weights / weights.sum(axis=-1, keepdims=True), val)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", FORMULAS)
-def test_a_change_of_the_softmax_is_one_that_fused_kernels_refuse_and_the_analysis_shows(name):
+def test_a_changed_softmax_or_mask_is_one_that_fused_kernels_refuse_and_the_analysis_shows(name):
     """Neither a fused kernel nor the analysis of attention knows of code beside the four terms."""
     cfg = model(name, scan_layers=False)
     found = gathered(cfg)
@@ -251,7 +255,7 @@ def test_a_change_of_the_softmax_is_one_that_fused_kernels_refuse_and_the_analys
     for x, out in found:
         shown = np.einsum("nbtk,nbkh->nbth", attention_weights.probabilities(x), x.val)
         np.testing.assert_allclose(shown, out, atol=1e-5, err_msg="the analysis")
-        if type(x.positions) is Positions:
+        if type(x.positions) is Positions and type(x.mask) is AttentionMask:
             np.testing.assert_allclose(of_four_terms(x), out, atol=1e-5, err_msg="fused kernels")
 
 

@@ -35,7 +35,14 @@ from txl_jax.training import trainer
 from txl_jax.training.plan import StepSetup, build_meshes, check_training_memory
 
 of_this_host: Any = machine.host_memory
-MODEL = {"vocab_size": 50, "n_layer": 2, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64}
+MODEL: dict[str, Any] = {
+    "vocab_size": 50,
+    "n_layer": 2,
+    "d_model": 32,
+    "n_head": 4,
+    "d_head": 8,
+    "d_inner": 64,
+}
 BASE = ExperimentConfig.from_dict({"model": MODEL, "mesh": {"data": 1}})
 MIB = 2**20
 

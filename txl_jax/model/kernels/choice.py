@@ -15,7 +15,7 @@ from txl_jax.model.derivatives import with_derivatives
 from txl_jax.model.dropout import HEAD_STRIDE
 from txl_jax.model.kernels import reference, xla
 from txl_jax.model.kernels.reference import AttentionInputs
-from txl_jax.model.masks import BothWaysMask
+from txl_jax.model.masks import AttentionMask, BothWaysMask
 from txl_jax.model.positions import Positions
 from txl_jax.parallel.platforms import compute_capability, platform_of, tpu_generation
 from txl_jax.parallel.shardings import ROWS, varies
@@ -123,8 +123,9 @@ def _best(x: AttentionInputs, mesh: Mesh | None) -> Choice:
 
 def _unsupported(implementation: str, x: AttentionInputs) -> str | None:
     """Returns the reason why a fused implementation cannot compute the form, or ``None``."""
-    if type(x.positions) is not Positions:
-        return f"it has the four terms of scores alone, and not {type(x.positions).__name__}"
+    for part in (x.positions, x.mask):
+        if type(part) not in (Positions, AttentionMask, BothWaysMask):
+            return f"it has the four terms of scores and known masks, not {type(part).__name__}"
     return _module(implementation).supports(x)
 
 
