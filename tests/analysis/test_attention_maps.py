@@ -8,7 +8,9 @@ import math
 import types
 from typing import Any
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
@@ -196,6 +198,25 @@ def test_the_pass_that_returns_attention_gives_the_losses_of_the_model(form):
         pass
     apply(*inputs)
     assert not nothing
+
+
+def test_distances_that_only_a_later_layer_sees_are_kept():
+    """Layers of a changed model may have windows of their own."""
+
+    def narrow_first(call, args, kwargs, context):
+        if context.method_name == "gather" and "layer_0" in context.module.path:
+            args = (args[0].replace(mask=args[0].mask.replace(reach=1)),)
+        return call(*args, **kwargs)
+
+    cfg = tiny_models.config()
+    params, tokens = tiny_models.variables(cfg)["params"], tiny_models.tokens(cfg, 1, T)
+    mems, weights = tiny_models.memory(cfg, [M], M), jnp.ones((1, T))
+    with nn.intercept_methods(narrow_first):
+        sums, _, _ = segment_attention(txl_jax.TransformerXL(cfg), params, tokens, mems, weights)
+    attention = Averages.of(sums).attention
+    assert attention.shape[-1] == M + T
+    assert (attention[0, :, 2:] == 0).all()
+    assert (attention[1] > 0).all()
 
 
 def trained(cfg, params=None, seg_len=T, mem_len=M, evaluated_with=M, vocab=None, **settings):

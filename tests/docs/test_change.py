@@ -17,9 +17,11 @@ SETTINGS = {
     "ALiBi": ("attention", "alibi"),
     "RoPE": ("attention", "rope"),
     "Heads that share keys and values": ("n_kv_head", "1"),
+    "A soft cap of scores": ("soft_cap", "0.5"),
 }
 """The setting of each change, and a value of it."""
-WORDS = dict(zip(SETTINGS, ("swiglu", "temperature", "alibi", "rope", "n_kv_head"), strict=True))
+NAMES = ("swiglu", "temperature", "alibi", "rope", "n_kv_head", "soft_cap")
+WORDS = dict(zip(SETTINGS, NAMES, strict=True))
 """What the names of tests of each change have in them."""
 TESTS = ("tests/model/test_changes.py", "tests/model/test_reference.py")
 FORGOTTEN = [

@@ -19,6 +19,16 @@ import numpy as np
 ANY = None
 """The values of a setting that the formulas hold for whatever it is."""
 
+UNUSED = {
+    # Initial values, and what is for training alone.
+    *("init_std", "proj_init_std", "sample_softmax", "dropout_mask"),
+    *("dropout", "dropout_input", "dropout_output", "dropout_qkv"),
+    *("dropout_embedding", "dropatt", "dropout_latent"),
+    # How the program computes the same numbers, to rounding.
+    *("matmul_precision", "scan_layers", "remat", "kernel"),
+}
+"""Settings that change no formula here."""
+
 KNOWN = {
     **dict.fromkeys(("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner"), ANY),
     **dict.fromkeys(("d_embed", "n_positions", "clamp_len", "norm_epsilon", "gate_bias"), ANY),
@@ -33,13 +43,8 @@ KNOWN = {
     "same_length": (False, "pytorch", "tf"),
     "mixtures": (1,),
     "past_decode": (False,),
-    # Initial values, and what is for training alone.
-    **dict.fromkeys(("init_std", "proj_init_std", "sample_softmax", "dropout_mask"), ANY),
-    **dict.fromkeys(("dropout", "dropout_input", "dropout_output", "dropout_qkv"), ANY),
-    **dict.fromkeys(("dropout_embedding", "dropatt", "dropout_latent"), ANY),
-    # How the program computes the same numbers, to rounding.
     "dtype": ("auto", "float32"),
-    **dict.fromkeys(("matmul_precision", "scan_layers", "remat", "kernel"), ANY),
+    **dict.fromkeys(UNUSED, ANY),
 }
 """All settings of the model, each with its values that the formulas here have."""
 

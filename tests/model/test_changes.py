@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.extend.core
 import model_settings
@@ -18,18 +19,21 @@ from jax.interpreters import partial_eval
 
 import txl_jax
 from benchmarks.products import segment_products, update_products
-from txl_jax.analysis import speed
+from txl_jax.analysis import attention_weights, speed
 from txl_jax.config import ExperimentConfig, TrainConfig
 from txl_jax.data.batch import Batch
 from txl_jax.model import flops
-from txl_jax.model.attention import FORMS, projection_flops
+from txl_jax.model.attention import FORMS, Attention, projection_flops
 from txl_jax.model.layout import stack_layers
+from txl_jax.model.masks import AttentionMask
+from txl_jax.model.positions import Positions
 from txl_jax.model.precision import resolved
 from txl_jax.parallel.shardings import Shardings
 from txl_jax.training.loss import batch_loss, denominators
 
 B, T, M = 3, 8, 16
 SPREAD = list(model_settings.models())
+FORMULAS = [name for name in SPREAD if name.partition("=")[0] not in reference.UNUSED]
 
 
 # ------------------------------------------------------------------ matrix products
@@ -201,6 +205,58 @@ def test_windows_without_memory_have_the_products_of_their_formula(name, every_t
     text = tiny.tokens(cfg, 1, length + 1)
     run = lambda p: speed.window_nll(windows, True)(p, text[:, :-1], text[:, -1:])
     assert products(run, params) == pytest.approx(speed.window_flops(cfg, length), rel=1e-12)
+
+
+# ------------------------------------------------------------------ kernels and analyses
+
+
+def gathered(cfg) -> list:
+    """The inputs of each layer's attention, and what it makes of them."""
+    found = []
+
+    def intercept(call, args, kwargs, context):
+        out = call(*args, **kwargs)
+        if isinstance(context.module, Attention) and context.method_name == "gather":
+            found.append((args[0].joined(), out))
+        return out
+
+    inputs = tiny.variables(cfg), tiny.embeddings(cfg, B, T), tiny.memory(cfg, (0, 2, M), M)
+    with nn.intercept_methods(intercept):
+        tiny.apply(cfg, "core")(*inputs)
+    return found
+
+
+def of_four_terms(x) -> np.ndarray:
+    """What fused kernels compute: sums of values by the four terms and the mask's numbers."""
+    arrays = (x.q, x.k, x.val, x.positions)
+    q, k, val, p = jax.tree.map(lambda a: np.asarray(a, np.float64), arrays)
+    biased = lambda bias: q if bias is None else q + bias[:, None, None]
+    scores = np.einsum("nbth,nbkh->nbtk", biased(p.u), k)
+    key, own = np.arange(k.shape[2]), x.mask.mem_len + np.arange(q.shape[2])
+    distance = own[:, None] - key
+    seen = (distance >= 0) & (distance <= x.mask.reach)
+    seen = seen & (key >= x.mask.mem_len - np.asarray(x.mask.filled)[:, None, None])
+    row = k.shape[2] - 1 - np.maximum(distance, 0)
+    if p.r is not None:
+        scores = scores + np.einsum("nbth,ntkh->nbtk", biased(p.v), p.r[:, row])
+    if p.b is not None:
+        scores = scores + p.b[:, row][:, None]
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True)) * seen
+    return np.einsum("nbtk,nbkh->nbth", weights / weights.sum(axis=-1, keepdims=True), val)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_changed_softmax_or_mask_is_one_that_fused_kernels_refuse_and_the_analysis_shows(name):
+    """Neither a fused kernel nor the analysis of attention knows of code beside the four terms."""
+    cfg = model(name, scan_layers=False)
+    found = gathered(cfg)
+    assert len(found) == cfg.n_layer
+    for x, out in found:
+        shown = np.einsum("nbtk,nbkh->nbth", attention_weights.probabilities(x), x.val)
+        np.testing.assert_allclose(shown, out, atol=1e-5, err_msg="the analysis")
+        if type(x.positions) is Positions and type(x.mask) is AttentionMask:
+            np.testing.assert_allclose(of_four_terms(x), out, atol=1e-5, err_msg="fused kernels")
 
 
 # ------------------------------------------------------------------ shardings and formulas

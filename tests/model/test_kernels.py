@@ -17,7 +17,7 @@ from jax.sharding import AxisType
 import txl_jax
 from txl_jax.model.dropout import AttentionDropout
 from txl_jax.model.kernels import AttentionInputs, attend, choice, cudnn, parity, reference, xla
-from txl_jax.model.masks import attention_mask
+from txl_jax.model.masks import AttentionMask, attention_mask
 from txl_jax.model.positions import Positions
 from txl_jax.parallel.shardings import AXES
 
@@ -138,7 +138,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from txl_jax.model.kernels import attend, parity
-from txl_jax.model.masks import attention_mask
+from txl_jax.model.masks import AttentionMask, attention_mask
 
 mask = attention_mask(1024, jnp.array([1024]), 1024)
 inputs = parity.random_inputs(2, 1, mask, 16, jnp.float32)
@@ -238,6 +238,27 @@ def test_auto_takes_what_the_platform_and_the_form_allow(monkeypatch):
     assert choice.choose("auto", form(r, t=32)).name == "xla"
     with pytest.raises(ValueError, match=r"pallas_tpu.*not support this form.*use 'auto' or 'xla'"):
         choice.choose("pallas_tpu", form(b))
+
+
+class OtherSoftmax(Positions):
+    """Of a change of the softmax, which fused kernels do not know."""
+
+
+class OtherMask(AttentionMask):
+    """Of a change of the mask, which fused kernels do not know."""
+
+
+@pytest.mark.parametrize("other", ["OtherSoftmax", "OtherMask"])
+def test_no_fused_kernel_computes_another_softmax_or_mask(other, monkeypatch):
+    softmax = OtherSoftmax if other == "OtherSoftmax" else Positions
+    x = of_shape((2, 4, 256, 64), 512, softmax(r=jnp.zeros(())))
+    if other == "OtherMask":
+        x = x.replace(mask=OtherMask(jnp.zeros(4, jnp.int32), None, 256, 256, 511))
+    for name, platform in choice.FUSED.items():
+        monkeypatch.setattr(choice, "platform_of", lambda mesh, platform=platform: platform)
+        assert choice.choose("auto", x).name == "xla"
+        with pytest.raises(ValueError, match=f"{name}.*four terms.*not {other}"):
+            choice.choose(name, x)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """The model gives what the formulas give (helpers/reference.py), in every form it has."""
 
+import contextlib
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +13,19 @@ import reference
 import tiny_models as tiny
 from tiers import rest_slow
 
+import txl_jax
+from txl_jax.config import ConfigError
+from txl_jax.model.layout import stack_layers
+
 MEM_LEN, SEG_LEN = 5, 4
 FILLED = (0, 2, 5)
 
-ALL_AT_ONCE = {"pre_lnorm": True, "same_length": "pytorch", "clamp_len": 3, "tie_weight": False}
+ALL_AT_ONCE: dict[str, Any] = {
+    "pre_lnorm": True,
+    "same_length": "pytorch",
+    "clamp_len": 3,
+    "tie_weight": False,
+}
 
 CHANGES: dict[str, dict] = {
     "post_norm": {},
@@ -55,11 +66,25 @@ SOFTMAX: dict[str, dict] = {
     "one_word_clusters": {"cutoffs": (1, 2, 12), "div_val": 2},
 }  # fmt: skip
 FORMS = {name: tiny.config(**changes) for name, changes in (CHANGES | SOFTMAX).items()}
-for name, cfg in model_settings.models().items():  # any new setting whose values are listed
+FIELDS = {field.name: field for field in dataclasses.fields(txl_jax.TransformerXLConfig)}
+VARIED = {
+    key for key in FIELDS for cfg in FORMS.values() if getattr(cfg, key) != FIELDS[key].default
+}
+NEW: list[str] = []
+"""Models with each value of a setting that no model above has."""
+for name, cfg in model_settings.models().items():
     key = name.partition("=")[0]
-    known = reference.KNOWN.get(key, ()) if key != "dtype" else reference.ANY
-    if known is not reference.ANY and getattr(cfg, key) in known and cfg not in FORMS.values():
+    known = reference.KNOWN.get(key, ()) if key != "dtype" else (cfg.dtype,)
+    if known is reference.ANY:
+        new = key not in VARIED | reference.UNUSED
+    else:
+        new = getattr(cfg, key) in known and cfg not in FORMS.values() and key != "dtype"
+    if new:
         FORMS[name] = cfg
+        NEW.append(name)
+        with contextlib.suppress(ConfigError):  # if the setting does not go with these
+            FORMS[f"{name}_all_at_once"] = dataclasses.replace(cfg, **ALL_AT_ONCE)
+            NEW.append(f"{name}_all_at_once")
 LAYERS = [name for name in FORMS if name not in SOFTMAX]
 
 
@@ -194,11 +219,26 @@ def test_context_is_read_and_not_scored(name):
     run_segments(cfg, 0, (0, 0, 0), segments)
 
 
+@pytest.mark.parametrize("name", NEW)
+def test_scanned_layers_give_what_unrolled_layers_give_with_a_new_setting(name):
+    cfg = FORMS[name]
+    try:
+        scanned = dataclasses.replace(cfg, scan_layers=True)
+    except ConfigError:
+        pytest.skip("refuses scan_layers")
+    params, mems = tiny.variables(cfg)["params"], tiny.memory(cfg, FILLED, MEM_LEN)
+    tokens, targets = tiny.tokens(cfg, 6, SEG_LEN).reshape(2, 3, SEG_LEN)
+    want = tiny.apply(cfg, "nll")({"params": params}, tokens, targets, mems)[0]
+    stacked = {"params": stack_layers(params)}
+    got = tiny.apply(scanned, "nll")(stacked, tokens, targets, mems)[0]
+    np.testing.assert_allclose(got, want, atol=2e-5)
+
+
 @pytest.mark.parametrize(
-    "name", ["all_at_once", "shared_projection", "div2_projections_tied", "gtrxl"]
+    "name", ["all_at_once", "shared_projection", "div2_projections_tied", "gtrxl", *NEW]
 )
 def test_gradient_is_the_slope_of_the_formulas_with_memory_held_constant(name):
-    """Along random directions, by central differences in float64."""
+    """Along random directions, by central differences in float64; long ones meet kinks of relu."""
     cfg = FORMS[name]
     params = tiny.variables(cfg)["params"]
     mems = tiny.memory(cfg, FILLED, MEM_LEN)
@@ -211,12 +251,12 @@ def test_gradient_is_the_slope_of_the_formulas_with_memory_held_constant(name):
     for _ in range(2):
         direction = jax.tree.map(lambda g: rng.standard_normal(g.shape), gradient)
         ends = []
-        for step in (1e-5, -1e-5):
+        for step in (1e-6, -1e-6):
             moved = jax.tree.map(
                 lambda p, d, s=step: p + s * d, reference.float64(params), direction
             )
             losses, _ = expected(cfg, moved, tokens, targets, past, MEM_LEN)
             ends.append(sum(sum(row) for row in losses))
-        slope = (ends[0] - ends[1]) / 2e-5
+        slope = (ends[0] - ends[1]) / 2e-6
         inner = sum(jax.tree.leaves(jax.tree.map(lambda g, d: (g * d).sum(), gradient, direction)))
         np.testing.assert_allclose(inner, slope, rtol=2e-5, atol=2e-4)

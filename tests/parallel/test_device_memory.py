@@ -1,5 +1,6 @@
 """What cannot fit the memory is refused before it runs; what may fit is not."""
 
+import dataclasses
 import gc
 import shutil
 import time
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import tiny_runs
 
+import txl_jax
 from txl_jax import modes
 from txl_jax.analysis import ablation
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
@@ -33,7 +35,14 @@ from txl_jax.training import trainer
 from txl_jax.training.plan import StepSetup, build_meshes, check_training_memory
 
 of_this_host: Any = machine.host_memory
-MODEL = {"vocab_size": 50, "n_layer": 2, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64}
+MODEL: dict[str, Any] = {
+    "vocab_size": 50,
+    "n_layer": 2,
+    "d_model": 32,
+    "n_head": 4,
+    "d_head": 8,
+    "d_inner": 64,
+}
 BASE = ExperimentConfig.from_dict({"model": MODEL, "mesh": {"data": 1}})
 MIB = 2**20
 
@@ -70,6 +79,23 @@ def test_a_container_has_its_own_limit(monkeypatch, tmp_path):
     assert of_this_host.__wrapped__() == GIB
     limit.write_text("max\n")
     assert of_this_host.__wrapped__() > GIB
+
+
+class Unlike(txl_jax.TransformerXLConfig, key="model"):
+    """Of a change of the model after which its layers are not alike (docs/change.md)."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.scan_layers is True:
+            raise ConfigError("layers are not alike")
+
+
+def test_a_model_whose_layers_cannot_be_scanned_is_checked_too(monkeypatch):
+    exp = dataclasses.replace(BASE, model=Unlike(**MODEL))
+    check_memory_of(exp)
+    monkeypatch.setattr(machine, "host_memory", lambda: 1024)
+    with pytest.raises(ConfigError, match="memory"):
+        check_memory_of(exp)
 
 
 def test_each_device_has_its_part_of_sharded_arrays():

@@ -22,12 +22,11 @@ import numpy as np
 from txl_jax.model.attention import Attention
 from txl_jax.model.kernels import AttentionInputs
 from txl_jax.model.memory import Memory
-from txl_jax.model.positions import relative_shift
+from txl_jax.model.positions import Positions, relative_shift
 from txl_jax.model.scores import (
     content_scores,
     position_scores,
     position_scores_by_distance,
-    softmax_parts,
 )
 from txl_jax.model.transformer_xl import TransformerXL
 
@@ -61,7 +60,7 @@ def probabilities(layer: AttentionInputs) -> jax.Array:
     scores = content_scores(layer.q, p.u, layer.k)
     if p.of_distances:
         scores = scores + position_scores(layer.q, p.v, p.r, p.b)
-    return _softmax(scores, allowed(layer))
+    return _softmax(p, scores, allowed(layer))
 
 
 def term_probabilities(layer: AttentionInputs) -> dict[str, jax.Array]:
@@ -81,12 +80,12 @@ def term_probabilities(layer: AttentionInputs) -> dict[str, jax.Array]:
         size = (len(r), 1, q.shape[2], r.shape[1])
         scores["d"] = relative_shift(jnp.broadcast_to(by_distance, size))
     mask = allowed(layer)
-    return {letter: _softmax(x, mask) for letter, x in scores.items()}
+    return {letter: _softmax(Positions(), x, mask) for letter, x in scores.items()}
 
 
-def _softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
+def _softmax(p: Positions, scores: jax.Array, mask: jax.Array) -> jax.Array:
     shape = jnp.broadcast_shapes(scores.shape, mask.shape)
-    (weights,), total = softmax_parts((jnp.broadcast_to(scores, shape), mask))
+    (weights,), total = p.softmax((jnp.broadcast_to(scores, shape), mask))
     return weights / total
 
 
@@ -110,7 +109,7 @@ class Sums(flax.struct.PyTreeNode):
 
     attention: Any  # sums of probabilities, [L,N,K]
     terms: dict[str, Any]  # sums of the softmax of each single term by letter, [L,N,K]
-    seen: Any  # the number of queries that can attend to each distance, [K]
+    seen: Any  # the number of queries that can attend to each distance in some layer, [K]
     queries: Any  # the number of all queries, []
 
 
@@ -134,7 +133,7 @@ def segment_attention(
     sums = Sums(
         stacked(probabilities(layer) for layer in layers),
         {letter: stacked(term[letter] for term in terms) for letter in terms[0]},
-        sum_by_distance(allowed(layers[0]).astype(jnp.float32), weights),
+        jnp.max(stacked(allowed(x).astype(jnp.float32) for x in layers), axis=0),
         jnp.sum(weights),
     )
     return sums, last, after

@@ -106,10 +106,8 @@ class Attention(nn.Module):
         for K = M + T keys, or as ring.py says for rings. ``train`` applies dropout and needs the
         ``dropout`` rng.
         """
-        c, p, scale = self.cfg, positions, self.cfg.d_head**-0.5
-        scaled = lambda x: None if x is None else x.astype(queries.dtype) * scale
-        q: Any = scaled(self.drop_heads(queries, train))
-        p = p.replace(u=scaled(p.u), v=scaled(p.v), b=scaled(p.b))
+        c, p = self.cfg, self.terms(positions, queries.dtype)
+        q: Any = self.scaled(self.drop_heads(queries, train), queries.dtype)
         if isinstance(past, list):
             ordered = functools.partial(ring.in_order, q, past, present, p, mask)
             fused = may_fuse_cache(c, self.mesh) and jax.eval_shape(ordered)
@@ -133,6 +131,15 @@ class Attention(nn.Module):
         flat = gathered.transpose(1, 2, 0, 3).reshape(b * t, n * h)
         out = product(flat, kernel, self.mesh).reshape(b, t, c.d_model)
         return out + self.output_bias.astype(out.dtype) if c.attention_bias else out
+
+    def scaled(self, x: jax.Array | None, dtype: Any) -> jax.Array | None:
+        """Returns x [N,...], which is queries, u, v or b, divided by sqrt(H)."""
+        return None if x is None else x.astype(dtype) * self.cfg.d_head**-0.5
+
+    def terms(self, p: Positions, dtype: Any) -> Positions:
+        """Returns the position terms as all implementations of attention take them."""
+        scaled = lambda x: self.scaled(x, dtype)
+        return p.replace(u=scaled(p.u), v=scaled(p.v), b=scaled(p.b))
 
     def gather(self, x: AttentionInputs) -> jax.Array:
         """Returns the attention [N,B,T,H] of inputs that the analysis of attention captures."""
@@ -290,7 +297,8 @@ def planned_inputs(
     biases = (shape(c.n_head, c.d_head) if form.global_biases else None,) * 2
 
     def inputs(key, encodings, u, v, q, k) -> AttentionInputs:
-        terms, _ = form.init_with_output(key, n_keys, encodings, u, v, method="positions")
+        made = lambda form, *about: form.terms(form.positions(*about), c.dtype)
+        terms, _ = form.init_with_output(key, n_keys, encodings, u, v, method=made)
         window = c.same_length if mem_len else False
         reset = jnp.zeros((rows, seg_len), bool) if episodes else None
         mask = attention_mask(seg_len, jnp.zeros(rows, jnp.int32), mem_len, window, reset)

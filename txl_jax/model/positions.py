@@ -4,9 +4,14 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from txl_jax.model.softmax import softmax_parts
+
 
 class Positions(flax.struct.PyTreeNode):
-    """The position terms of one layer's scores; an absent term is ``None``."""
+    """The position terms of one layer's scores; an absent term is ``None``.
+
+    A subclass may change the softmax over scores. No fused kernel computes a subclass.
+    """
 
     u: jax.Array | None = None  # [N,H], added to queries for the product with keys
     v: jax.Array | None = None  # [N,H], added to queries for the product with r
@@ -17,6 +22,10 @@ class Positions(flax.struct.PyTreeNode):
     def of_distances(self) -> bool:
         """Whether scores have a term that depends on the distance."""
         return self.r is not None or self.b is not None
+
+    def softmax(self, *parts: tuple[jax.Array, jax.Array]):
+        """Returns :func:`softmax_parts` of the scores, which are divided by sqrt(H)."""
+        return softmax_parts(*parts)
 
     def nearest(self, n_keys: int) -> "Positions":
         """Returns the terms of the distances n_keys - 1 .. 0."""

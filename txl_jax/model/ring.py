@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
-from txl_jax.model.scores import content_scores, position_scores_by_distance, softmax_parts
+from txl_jax.model.scores import content_scores, position_scores_by_distance
 
 SINGLE_RING_MAX_TOKENS = 8
 """Segments of up to this length use one ring. For one query, two rings had 0.8 of the speed of one
@@ -91,7 +91,7 @@ def attend(
     own_scores = scores(present.keys, lambda x: _by_key(x[..., 1:-1, :], r))
     own = slice(mask.mem_len, mask.n_keys)
     parts.append((own_scores, mask.allowed(keys=own), present.values))
-    weights, total = softmax_parts(*(part[:2] for part in parts))
+    weights, total = positions.softmax(*(part[:2] for part in parts))
     dtype = present.values.dtype
     gather = lambda weights, values: jnp.einsum("nbtk,nbkh->nbth", weights.astype(dtype), values)
     gathered = [gather(w, values) for w, (_, _, values) in zip(weights, parts, strict=True)]

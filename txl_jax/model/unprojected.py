@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
 from txl_jax.model.ring import KeysValues
-from txl_jax.model.scores import content_scores, position_scores, softmax_parts
+from txl_jax.model.scores import content_scores, position_scores
 
 
 class States(NamedTuple):
@@ -55,7 +55,7 @@ def attend(
         by_key = position_scores(q, p.v, p.r, p.b)
         scores = [x + y for x, y in zip(scores, jnp.split(by_key, [m], axis=-1), strict=True)]
     allowed = jnp.split(mask.allowed(), [m], axis=-1)
-    (old, new), total = softmax_parts(*zip(scores, allowed, strict=True))
+    (old, new), total = p.softmax(*zip(scores, allowed, strict=True))
     old, new, total = old.astype(dtype), new.astype(dtype), total.astype(dtype)
     sums = jnp.einsum("bntm,bmd->bntd", old.swapaxes(0, 1), past.states)
     gathered = jnp.einsum("bntd,dnh->nbth", sums, kernels.values)

@@ -15,7 +15,8 @@ from txl_jax.model.derivatives import with_derivatives
 from txl_jax.model.dropout import HEAD_STRIDE
 from txl_jax.model.kernels import reference, xla
 from txl_jax.model.kernels.reference import AttentionInputs
-from txl_jax.model.masks import BothWaysMask
+from txl_jax.model.masks import AttentionMask, BothWaysMask
+from txl_jax.model.positions import Positions
 from txl_jax.parallel.platforms import compute_capability, platform_of, tpu_generation
 from txl_jax.parallel.shardings import ROWS, varies
 
@@ -90,7 +91,7 @@ def choose(implementation: str, x: AttentionInputs, mesh: Mesh | None = None) ->
     check_platform(implementation, mesh)
     if varies(x.q):
         raise KernelError(f"model.kernel = {implementation!r}: {_NOT_IN_SHARD_MAP}; use 'auto'")
-    if refused := _module(implementation).supports(x):
+    if refused := _unsupported(implementation, x):
         why = f"does not support this form: {refused}; use 'auto' or 'xla'"
         raise KernelError(f"model.kernel = {implementation!r} {why}")
     return Choice(implementation)
@@ -113,11 +114,19 @@ def _best(x: AttentionInputs, mesh: Mesh | None) -> Choice:
     if not _rows_divide(x, mesh):
         unequal = f"{best} needs rows that the devices divide, not {rows} on {_row_devices(mesh)}"
         return Choice("xla", unequal, falls_back=True)
-    if refused := _module(best).supports(x):
+    if refused := _unsupported(best, x):
         return Choice("xla", f"{best} cannot run: {refused}", falls_back=True)
     if failed := _failures.get(best):
         return Choice("xla", failed, falls_back=True)
     return Choice(best)
+
+
+def _unsupported(implementation: str, x: AttentionInputs) -> str | None:
+    """Returns the reason why a fused implementation cannot compute the form, or ``None``."""
+    for part in (x.positions, x.mask):
+        if type(part) not in (Positions, AttentionMask, BothWaysMask):
+            return f"it has the four terms of scores and known masks, not {type(part).__name__}"
+    return _module(implementation).supports(x)
 
 
 def _row_devices(mesh: Mesh | None) -> int:

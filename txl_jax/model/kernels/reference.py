@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from txl_jax.model.dropout import AttentionDropout
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
-from txl_jax.model.scores import content_scores, position_scores, softmax_parts
+from txl_jax.model.scores import content_scores, position_scores
 
 
 class AttentionInputs(flax.struct.PyTreeNode):
@@ -67,7 +67,7 @@ def attend_part(x: AttentionInputs, queries: slice, keys: slice) -> jax.Array:
     scores = content_scores(x.q, p.u, x.k)
     if p.of_distances:
         scores = scores + position_scores(x.q, p.v, p.r, p.b)[..., : scores.shape[-1]]
-    (weights,), total = softmax_parts((scores, x.mask.allowed(queries, keys)))
+    (weights,), total = p.softmax((scores, x.mask.allowed(queries, keys)))
     if x.dropout is not None:
         weights = weights * x.dropout.mask(weights.shape, queries.start, keys.start)
     gathered = jnp.einsum("nbtk,nbkh->nbth", weights.astype(x.val.dtype), x.val)
