@@ -314,6 +314,14 @@ def test_results_that_cannot_be_compared_carry_a_warning(other, expected, monkey
     ]
 
 
+def test_runs_are_compared_under_a_protocol_that_all_have_if_there_is_one():
+    more = found(evaluation(2.0), evaluation(1.5, VALID), evaluation(1.0, PART), folder="two")
+    runs = page.with_shared_protocol([more, found(evaluation(3.0)), found(folder="three")])
+    assert [[e["results"][0]["bpc"] for e in one.evaluations] for one in runs] == [[2.0], [3.0], []]
+    unlike = [found(evaluation(2.0)), found(evaluation(3.0, VALID), folder="two")]
+    assert page.with_shared_protocol(unlike) == unlike
+
+
 def test_a_baseline_has_no_step_of_training():
     rows = page.results(found(evaluation(2.0, unigram=4.0, **{"xz primed": 3.0})))
     assert [(row["name"], row["protocol"].partition(", step ")[2]) for row in rows] == [
@@ -346,7 +354,10 @@ def test_every_value_on_the_page_is_escaped(run, tmp_path):
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, run):
-    with pytest.raises(WorkdirError, match=r"there is no config.json in it; train first, or name"):
+    with pytest.raises(WorkdirError, match=r"there is no config.json in it; name runs to compare"):
+        write(tmp_path)
+    (tmp_path / "sweep.csv").write_text("")
+    with pytest.raises(WorkdirError, match=r"it is the folder of a sweep, whose sweep.csv lists"):
         write(tmp_path)
     with pytest.raises(WorkdirError, match=r"nope: there is no config.json in it; name the"):
         write(run, **{"report.workdirs": str(tmp_path / "nope")})

@@ -38,6 +38,7 @@ def fake_train(losses):
         (checkpoint / "_CHECKPOINT_METADATA").write_text("{}")
         record = {"kind": "valid", "step": exp.train.steps, "loss": loss, "bpc": loss}
         (checkpoint.parents[1] / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+        (checkpoint.parents[1] / "evaluation.json").write_text("{}")
         trained.append(folder)
 
     trained: list[str] = []
@@ -68,6 +69,14 @@ def test_every_combination_and_seed_is_trained_once_in_a_folder_of_its_own(folde
     assert not set(again.folders) & set(train.folders)
     assert len(again.folders) == 18 - 8
     assert found.rows[0].settings == {"optimizer.learning_rate": 1e-3, "loss.ar": 0.0}
+
+
+def test_a_run_that_was_stopped_before_its_evaluation_is_finished(folder):
+    first, again = fake_train(loss_of), fake_train(loss_of)
+    sweep_mode.run(experiment(folder), str(folder / "s"), first)
+    tiny_runs.pathlib.Path(first.folders[3], "evaluation.json").unlink()
+    found = sweep_mode.run(experiment(folder), str(folder / "s"), again)
+    assert list(found.failed) == [first.folders[3]]  # trained again, and its files are there
 
 
 def test_the_table_has_mean_spread_and_best_and_the_files_have_every_run(folder):

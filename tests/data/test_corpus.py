@@ -479,7 +479,7 @@ def test_text_that_is_not_utf8_needs_bytes_and_says_that_it_has_them(tmp_path, c
     for kind in ("char", "word"):
         assert refused(lambda k=kind: load_corpus("text", path, vocab=k, cache_dir=tmp_path)) == (
             f"{path}, byte 400: not UTF-8 (invalid continuation byte); convert the text to UTF-8,"
-            " for example by  iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW, or use vocab='byte',"
+            " for example by  iconv -f CP1252 -t UTF-8 FILE > NEW, or use vocab='byte',"
             " which takes any bytes"
         )
     for _ in range(2):  # the second one reads the cache

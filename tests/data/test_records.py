@@ -279,8 +279,10 @@ def test_the_field_of_the_text_is_a_setting(tmp_path, form):
 
 @pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.tab", "x.psv"])
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_columns_are_divided_as_the_first_line_is(tmp_path, name, delimiter):
+@pytest.mark.parametrize("said", ["", "sep={}\r\n", '"sep={}"\n'])  # as Excel does
+def test_columns_are_divided_as_the_first_line_is(tmp_path, name, delimiter, said):
     with open(tmp_path / name, "w", encoding="utf-8", newline="") as file:
+        file.write(said.format(delimiter))
         rows = csv.writer(file, delimiter=delimiter)
         rows.writerows([["a, b; c", "text"], *(["1;2|3,4\t5", song] for song in SONGS)])
     corpus = load_corpus("text", tmp_path / name, vocab="char", cache_dir=tmp_path / "c")
@@ -392,6 +394,10 @@ BAD = {
     "list of texts": ("x.json", b'{"a": ["b"]}', "record 1: has no field 'text', but a"),
     "array": ("x.json", b'[{"text": "a"}, {"text": 3}]', "record 2: 'text' is 3, not a text"),
     "open array": ("x.json", b'[{"text": "a"},', "is not JSON"),
+    "few after sep=": (
+        "x.csv", b"sep=;\nid;text\n1;ab\n2\n", "line 4: has 1 values, and line 2 names 2 columns",
+    ),
+    "no field after sep=": ("x.csv", b"sep=,\nid,body\n", "line 2 (of column names): has no"),
     "few": ("x.csv", b"id,text\n1,ab\n2\n", "line 3: has 1 values, and line 1 names 2 columns"),
     "many": ("x.csv", b"id,text\n1,a, b\n", "line 2: has 3 values, and line 1 names 2 columns"),
     "quote": ("x.csv", b'id,text\n1,"a "b" c"\n', "line 2: is not CSV"),

@@ -7,6 +7,7 @@ import http.server
 import io
 import os
 import random
+import re
 import sysconfig
 import tarfile
 import threading
@@ -292,6 +293,13 @@ def test_text_says_what_is_missing(tmp_path):
         f"data.path = '{wrong}': there is no such file or folder; the nearest is"
         f" '{tmp_path / 'empty'}'"
     )
+    hub = "save a dataset of the Hub, load_dataset(NAME).save_to_disk(FOLDER), and name FOLDER"
+    assert refused(lambda: find_text("owner/name")) == (
+        f"data.path = 'owner/name': there is no such file or folder; {hub}"
+    )
+    for address in ("hf://datasets/owner/name", "https://huggingface.co/datasets/owner/name"):
+        with pytest.raises(ConfigError, match=re.escape(f"can be used; {hub} (a local folder")):
+            find_text(address)
     pattern = refused(lambda: find_text(tmp_path / "empt*"))
     assert "; patterns are not expanded: name the folder" in pattern
     (tmp_path / "short").write_text("abc")

@@ -56,6 +56,8 @@ def test_a_name_is_of_a_split_only_if_a_whole_word_says_so(name, split):
         ("corpus.train", "corpus.valid", "corpus.test"),
         ("train", "val", "test"),
         ("training.txt", "valid.txt", "testing.txt"),
+        ("trn.txt", "val.txt", "tst.txt"),
+        ("trn/a.txt", "val/b.txt", "tst/c.txt"),
     ],
 )
 def test_files_named_as_splits_are_these_splits_and_this_is_printed(tmp_path, names, capsys):
@@ -260,7 +262,7 @@ def test_equal_files_of_a_text_are_noted(tmp_path, files, said, capsys):
         (("train.txt", "eval.txt", "valid.txt"), "has both eval.txt and valid.txt; remove one"),
         (("wikitrain.txt", "wikitest.txt"), "wikitest.txt, wikitrain.txt seem to be splits"),
         (("tr.txt", "va.txt", "te.txt", "x.txt"), "te.txt, tr.txt, va.txt seem to be splits"),
-        (("c4_trn.txt", "c4_tst.txt"), "c4_trn.txt, c4_tst.txt seem to be splits"),
+        (("c4_tr.txt", "c4_te.txt"), "c4_te.txt, c4_tr.txt seem to be splits"),
         (("train.txt", "test.raw"), "several kinds, such as train.txt and test.raw"),
     ],
 )  # fmt: skip

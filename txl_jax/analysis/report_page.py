@@ -106,13 +106,14 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
     is_run = path(workdir, CONFIG).exists()
     runs = [read_run(folder) for folder in ([workdir] * is_run + [*exp.report.workdirs])]
     if not runs:
-        raise WorkdirError(
-            f"{argument('workdir', workdir)}: there is no {CONFIG} in it; train first, or name runs"
-            f" to compare with {argument('config.report.workdirs', 'RUN,RUN')}"
-        )
+        name = argument("config.report.workdirs", "RUN,RUN")
+        fix = f"name runs to compare with {name}"
+        if path(workdir, "sweep.csv").exists():
+            fix = f"it is the folder of a sweep, whose sweep.csv lists the runs; {fix}"
+        raise WorkdirError(f"{argument('workdir', workdir)}: there is no {CONFIG} in it; {fix}")
     register_outputs(workdir, "report")
     runs = with_distinct_folders(runs)
-    main = runs[0] if is_run else None
+    main, runs = runs[0] if is_run else None, with_shared_protocol(runs)
     several = " and ".join(one.name for one in runs) if len(runs) < 4 else "runs compared"
     names = main.name if main else several
     content = {
@@ -190,6 +191,22 @@ def shared_protocol(runs: Sequence[RunRecord]) -> str:
         return f"{len(runs)} runs"
     ((label, protocol),) = about
     return f"{len(runs)} runs, {label}: {protocol}"
+
+
+def with_shared_protocol(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Returns the runs with the evaluations of one text and protocol, if all of them have it.
+
+    Of several that all have, it is that of the first run's result.
+    """
+    evaluated = [one for one in runs if one.evaluations]
+    shared = [{_compared(result) for result in one.evaluations} for one in evaluated]
+    common = set.intersection(*shared) if shared else set()
+    kept = lambda one, keys: dataclasses.replace(
+        one, evaluations=[x for x in one.evaluations if _compared(x) in keys]
+    )
+    if not common or (first := kept(evaluated[0], common).main_result) is None:
+        return list(runs)
+    return [kept(one, {_compared(first)}) for one in runs]
 
 
 def seed_groups(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:

@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 from txl_jax import records
 from txl_jax.analysis.results import AnalysisError, new_figure, show_share, write_results
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
-from txl_jax.checkpoint.workdir_files import CONFIG, check_unused, register_outputs
+from txl_jax.checkpoint.workdir_files import (
+    CONFIG,
+    MODE_FILES,
+    check_unused,
+    register_outputs,
+)
 from txl_jax.config import ConfigError, ExperimentConfig, flatten, override
 from txl_jax.config.changes import is_free
 from txl_jax.messages import argument, one_line, short_repr, shown_path
@@ -77,7 +82,8 @@ def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any] = 
     for plan in plans:
         with locked_workdirs(plan):
             pass  # raises an error if a folder has a run with other settings
-    done = lambda one, w: {one.train.steps} <= validations(w).keys() & CheckpointFolder(w).steps()
+    trained = lambda one, w: one.train.steps in validations(w).keys() & CheckpointFolder(w).steps()
+    done = lambda one, w: trained(one, w) and path(w, MODE_FILES["evaluate"][0]).exists()
     left = processes.on_process_zero(lambda: [not done(*pair) for pair in pairs])
     for n, (one, folder) in itertools.compress(enumerate(pairs, 1), left):
         processes.print_once(f"run {n} of {len(pairs)}: {shown_path(folder)}", stderr())

@@ -41,6 +41,8 @@ def path_text(path: Any, where: str, remote: bool = False) -> str:
             advice = "leave out file://"
         elif where.endswith("data.path"):
             advice = "a text is downloaded by data.url with data.hash"
+            if scheme[0].lower() == "hf:/" or "huggingface.co/datasets/" in text:
+                advice = FROM_THE_HUB
         elif remote and scheme[0].lower() == "gs:/":
             advice = "give gs://BUCKET/NAME as text, because pathlib removes a slash"
         usable = "local paths and gs:// addresses" if remote else "local paths"
@@ -53,6 +55,10 @@ def path_text(path: Any, where: str, remote: bool = False) -> str:
     if "\0" in text:
         raise ConfigError(f"{where} = {short_repr(text)}: has a null byte, which no path can have")
     return text
+
+
+FROM_THE_HUB = "save a dataset of the Hub, load_dataset(NAME).save_to_disk(FOLDER), and name FOLDER"
+"""What to do where the name of a dataset stands in place of a path."""
 
 
 def path_texts(value: Any) -> Any:

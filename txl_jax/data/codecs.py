@@ -9,6 +9,7 @@ import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import charset_normalizer
 import numpy as np
 
 from txl_jax.data.errors import DataError
@@ -18,7 +19,11 @@ from txl_jax.units import Unit
 
 Blocks = Iterable[str | bytes]
 NEWLINE = 10
-TO_UTF8 = "for example by  iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"
+ENCODINGS = (
+    *("cp1252", "cp1250", "cp1251", "cp1253", "cp1255", "cp1256", "koi8_r", "cp037"),
+    *("cp932", "euc_jp", "gb18030", "big5", "cp949"),
+)
+"""Encodings that an error may name; of several that are alike, the first."""
 _WHITE_TO_SPACE = bytes.maketrans(string.whitespace.encode(), SPACE.encode() * 6)
 
 
@@ -45,11 +50,26 @@ def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False
             if kind := not_text(start) or ("binary data" if not_text(around) else None):
                 raise DataError(f"{where}, byte {read + at}: {fault}; it is {kind}, not text")
             like = _like(start)
-            how = "" if like or fault.startswith("the") else f", {TO_UTF8}"
+            how = "" if like or fault.startswith("the") else f", {how_to_convert(raw)}"
             fix = f"convert the text to UTF-8{how}, or use vocab='byte', which takes any bytes"
             raise DataError(f"{where}, byte {read + at}: {fault}{like}; {fix}") from None
         yield text
         read += len(raw)
+
+
+def how_to_convert(raw: bytes) -> str:
+    """Returns the command that converts a text that is not UTF-8, for the end of a message."""
+    text = raw[: 1 << 16].decode("utf-8", "replace")
+    others = sum(character > "\x7f" for character in text)
+    if others > 5 * text.count("\ufffd"):  # UTF-8 with few damaged places
+        return "by  iconv -c -f UTF-8 -t UTF-8 FILE > NEW  if it may leave out what is damaged"
+    found = charset_normalizer.from_bytes(raw[: 1 << 16], cp_isolation=list(ENCODINGS))
+    grade = lambda match: (match.chaos, -match.coherence)
+    alike = [match for match in found if grade(match) == min(map(grade, found))]
+    names = {name for match in alike for name in (match.encoding, *match.could_be_from_charset)}
+    name = next((name for name in ENCODINGS if name in names), ENCODINGS[0])
+    name = name.upper().replace("_", "-")
+    return f"for example by  iconv -f {name} -t UTF-8 FILE > NEW"
 
 
 def _like(block: str | bytes) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from txl_jax.data.codecs import TO_UTF8
 from txl_jax.data.errors import DataError
 from txl_jax.data.pieces import STARTS, check_starts
 from txl_jax.data.sources.cache import make_folder, write_errors, write_npy
@@ -123,9 +122,8 @@ def report(record: Mapping[str, Any], label: str, symbols: int, bytes_asked_for:
         fault = f"{crlf:,} line ends are CRLF (Windows)"
         said.append(f"note: {label}: {fault}; \\r is a part of the text, also in prompts")
     if (place := found.get("not_utf8")) and not bytes_asked_for:
-        fix = (
-            f"convert the text to UTF-8, {TO_UTF8}, or give {argument('config.data.vocab', 'byte')}"
-        )
+        how = "by  iconv -f ENCODING -t UTF-8 FILE > NEW"
+        fix = f"convert the text to UTF-8 {how}, or give {argument('config.data.vocab', 'byte')}"
         said.append(f"note: {label}: is not UTF-8 ({place}), and is read as bytes; {fix}")
     for split, n in found.get("short", {}).items():
         if n:

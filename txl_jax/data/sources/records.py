@@ -9,11 +9,12 @@ import contextlib
 import csv
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from txl_jax.data.codecs import TO_UTF8
+from txl_jax.data.codecs import how_to_convert
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.cache import write_errors
 from txl_jax.data.sources.source import BLOCK
@@ -131,7 +132,8 @@ def _no_field(field: str, names: list[str], where: str) -> DataError:
 def _csv(stored: Stored, field: str, folder: Path) -> Records:
     limit = csv.field_size_limit(LONGEST)
     usual, rows = "," if stored.suffix == ".csv" else "\t", csv.reader([])
-    where = lambda: f"{stored}, line {rows.line_num}"
+    skipped = 0
+    where = lambda: f"{stored}, line {rows.line_num + skipped}"
     try:
         with stored.opened() as file:
             lines = _lines(file, str(stored))
@@ -139,20 +141,24 @@ def _csv(stored: Stored, field: str, folder: Path) -> Records:
             if "\r" in first.rstrip("\r\n") and not first.endswith("\n"):
                 fix = "convert them:  tr '\\r' '\\n' < FILE > NEW"
                 raise DataError(f"{stored}: its line ends are CR, of old Macintosh programs; {fix}")
+            if told := re.fullmatch(r'"?sep=(.)"?\s*', first, re.IGNORECASE):  # of Excel
+                usual, first, skipped = told[1], next(lines, ""), 1
             delimiter = _delimiter(first, field, usual)
             rows = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
             names = next(rows, [])
             if not first.strip():
-                raise DataError(f"{stored}: line 1 is empty; write the names of the columns there")
+                what = f"line {skipped + 1} is empty; write the names of the columns there"
+                raise DataError(f"{stored}: {what}")
             if names.count(field) > 1:
                 fix = "give each column a name of its own"
                 raise DataError(f"{stored}: the first line names {field!r} twice; {fix}")
             if field not in names:
-                raise _no_field(field, names, f"{stored}, line 1 (of column names)")
+                raise _no_field(field, names, f"{stored}, line {skipped + 1} (of column names)")
             at = names.index(field)
             for row in filter(None, rows):
                 if len(row) != len(names):
-                    fault = f"has {len(row)} values, and line 1 names {len(names)} columns"
+                    header = f"line {skipped + 1} names {len(names)} columns"
+                    fault = f"has {len(row)} values, and {header}"
                     fix = 'write a text with commas, line ends or quotes as "…", and " as ""'
                     raise DataError(f"{where()}: {fault}; {fix}")
                 yield where(), row[at]
@@ -183,7 +189,7 @@ def _lines(file: IO[bytes], where: str) -> Iterator[str]:
             text = line.decode()
         except UnicodeDecodeError as error:
             fault = f"is not UTF-8 ({error.reason})"
-            fix = f"convert the file, {TO_UTF8}"
+            fix = f"convert the file, {how_to_convert(line)}"
             raise DataError(f"{where}, line {number}: {fault}; {fix}") from None
         yield text.removeprefix("\ufeff") if number == 1 else text
 

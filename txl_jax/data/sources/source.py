@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from txl_jax.config import DataConfig
-from txl_jax.config.folders import expanded
+from txl_jax.config.folders import FROM_THE_HUB, expanded
 from txl_jax.data.codecs import decode_utf8
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.cache import json_hash
@@ -325,6 +326,8 @@ def existing_path(path: str, cache: Path, key: str = "data.path") -> Path:
         beside = {other.name for other in found.parent.iterdir()} if found.parent.is_dir() else ()
         near = nearest(found.name, [name for name in beside if name != found.name])
         fix = f"; the nearest is {str(found.with_name(near))!r}" if near else ""
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not found.parent.is_dir():
+            fix = f"; {FROM_THE_HUB}"
         if any(mark in path for mark in "*?["):
             fix = "; patterns are not expanded: name the folder, or put links to the files into one"
         raise DataError(f"{named}: there is no such file or folder{fix}")

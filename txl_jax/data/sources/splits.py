@@ -16,7 +16,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources.source import say_once
 from txl_jax.messages import one_line
 
-SPLIT_OF = {"train": "train", "test": "test"}
+SPLIT_OF = {"train": "train", "trn": "train", "test": "test", "tst": "test"}
 SPLIT_OF |= dict.fromkeys(("valid", "val", "validation", "dev", "eval"), "valid")
 """The split that a word of a name stands for."""
 SHOWN = 4  # the largest number of files that are listed at each end of a longer list
