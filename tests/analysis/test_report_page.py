@@ -195,8 +195,8 @@ def test_runs_have_distinct_names_and_seeds_a_mean(run, tmp_path):
     write(tmp_path / "out", **{"report.workdirs": ",".join(folders)})
     _, text = parsed(tmp_path / "out" / "report.html")
     assert "setting a/seed_0 a/seed_1 b/seed_0 b/seed_1" in text
-    assert "a, mean of 2 seeds 2.500 ± 0.707 bpc" in text
-    assert "b, mean of 2 seeds 4.000 ± 0.000 bpc" in text
+    assert "a, mean ± standard deviation of 2 seeds 2.500 ± 0.707 bpc" in text
+    assert "b, mean ± standard deviation of 2 seeds 4.000 ± 0.000 bpc" in text
     protocol = result["results"][0]["protocol"]
     assert f"4 runs, {result['label']}: {protocol}" in text
 
