@@ -192,13 +192,13 @@ def test_a_bomb_is_refused_before_much_is_written(tmp_path, end, monkeypatch):
         zipped(path, {"x.txt": bomb})
     else:
         path.write_bytes(COMPRESS[end](bomb))
-    written, check = list[int](), stored.check_size
+    written, check = list[int](), stored.check_unpacked_size
 
     def noted(n, *args):
         written.append(n)
         check(n, *args)
 
-    monkeypatch.setattr(stored, "check_size", noted)
+    monkeypatch.setattr(stored, "check_unpacked_size", noted)
     assert " bytes or more from " in refused(lambda: find_text(path, tmp_path / "c"))
     assert max(written) <= (4 << 20 if end == ".zip" else 3 << 19)
     monkeypatch.setattr(stored, "RATIO", 1e6)

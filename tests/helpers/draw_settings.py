@@ -169,9 +169,9 @@ def check(exp: ExperimentConfig) -> None:
     """Every check of memory that a mode makes before it works; raises ConfigError."""
     check_training_memory(exp, build_meshes(exp))
     if exp.generate.length:
-        generate.check_memory(exp.model, exp.generate)
+        generate.check_generation_memory(exp.model, exp.generate)
     trained: Any = types.SimpleNamespace(config=exp)
-    probe.check_size(trained)
+    probe.check_probe_memory(trained)
 
 
 # Programs, traced for shapes.

@@ -70,7 +70,7 @@ def run(
     runs = table_runs(config, overrides, workdir)
     c = runs[0].exp.ablation
     for one in runs:  # checked before hours of training
-        check_size(one.exp, attention_lengths(one.exp, c.lengths)[1])
+        check_longest_evaluation(one.exp, attention_lengths(one.exp, c.lengths)[1])
     texts = {one.exp.data.name: one.row for one in runs}
     if len(texts) > 1:
         raise AnalysisError(
@@ -209,7 +209,7 @@ def attention_lengths(exp: ExperimentConfig, lengths: tuple[int, ...]) -> tuple[
     return train_length, selected
 
 
-def check_size(exp: ExperimentConfig, lengths: list[int]) -> None:
+def check_longest_evaluation(exp: ExperimentConfig, lengths: list[int]) -> None:
     """Raises ConfigError if evaluation at the longest length exceeds the memory of the devices."""
     exp = dataclasses.replace(exp, evaluate=protocol_at_length(exp, lengths[-1]))
     name = f"evaluation at ablation.lengths {lengths[-1]}"

@@ -37,7 +37,7 @@ _WORK = Work.sized_by("the probe", "probe.mem_lens", "probe.answers", "probe.dis
 def run(trained: TrainedModel, workdir: str) -> str:
     """Writes the accuracy by distance and memory length as ``probe*``. Returns the last line."""
     check(trained)
-    check_size(trained)
+    check_probe_memory(trained)
     c, t = trained.config, trained.config.train
     found = []
     for mem_len in memory_lengths(trained):
@@ -91,7 +91,7 @@ def check(trained: TrainedModel) -> None:
         )
 
 
-def check_size(trained: TrainedModel) -> None:
+def check_probe_memory(trained: TrainedModel) -> None:
     """Raises ConfigError if the probe's tokens and memory exceed the memory of the device."""
     c, mem_len = trained.config.probe, max(memory_lengths(trained))
     size = trained.config.train.seg_len + mem_len + c.distances[-1]

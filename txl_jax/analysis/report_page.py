@@ -231,7 +231,8 @@ def seeds_row(group: Sequence[RunRecord], first: tuple[Any, ...]) -> dict[str, A
     unit, common = found[0]["unit"], os.path.commonpath([one.folder for one in group])
     mean, spread = (format_value(f(values), unit) for f in (statistics.fmean, statistics.stdev))
     row = table_row(found[0], found[0]["results"][0], marked=_compared(found[0]) != first)
-    name = f"{common or group[0].config.get('name', '')}, mean ± standard deviation of {len(group)} seeds"
+    about = f"mean ± standard deviation of {len(group)} seeds"
+    name = f"{common or group[0].config.get('name', '')}, {about}"
     return row | {"name": name, "value": f"{mean} ± {spread} {unit}"}
 
 

@@ -74,7 +74,7 @@ class _Draws(NamedTuple):
         return jax.vmap(of_token)(self.samples)
 
 
-def check_memory(cfg: TransformerXLConfig, c: GenerateConfig, prompts: int = 1) -> None:
+def check_generation_memory(cfg: TransformerXLConfig, c: GenerateConfig, prompts: int = 1) -> None:
     """Raises ConfigError if the states of ``prompts`` prompts exceed the memory of the device."""
     rows = compiled_rows(prompts * c.samples)
     past: Any = jax.ShapeDtypeStruct((rows, c.mem_len), np.int32)

@@ -11,7 +11,7 @@ from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import GenerateConfig
 from txl_jax.data.pieces import separator_ends
 from txl_jax.data.vocab import Text, Vocab, encode_prompts, separator_ids
-from txl_jax.generation.generate import check_memory, generate
+from txl_jax.generation.generate import check_generation_memory, generate
 from txl_jax.generation.utf8 import free_automaton, utf8_automaton
 from txl_jax.messages import fields_repr
 from txl_jax.units import in_unit
@@ -143,7 +143,7 @@ def continuations(
     device has too little memory.
     """
     vocab, exp = trained.vocab, dataclasses.replace(trained.config, generate=c)
-    check_memory(exp.model, c, len(prompts))
+    check_generation_memory(exp.model, c, len(prompts))
     encoded, separator = encode_prompts(vocab, prompts), exp.data.document_separator
     end, mark = None, separator_ids(vocab, separator)
     if separator and vocab.kind == "id":

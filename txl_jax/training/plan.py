@@ -53,7 +53,7 @@ from txl_jax.data.vocab import encode_prompts
 from txl_jax.evaluation.baselines import check_baselines
 from txl_jax.evaluation.evaluator import Evaluator, split_evaluator
 from txl_jax.evaluation.split import split_evaluators
-from txl_jax.generation.generate import check_memory
+from txl_jax.generation.generate import check_generation_memory
 from txl_jax.generation.prompts import prompt_key, read_prompts
 from txl_jax.messages import argument
 from txl_jax.model import self_check
@@ -134,7 +134,7 @@ class StepSetup:
         """Draws the state before the first update with the experiment's seed."""
         return self.initialise(jnp.uint32(exp.seed))
 
-    def check_memory(self) -> None:
+    def check_state_memory(self) -> None:
         """Raises ConfigError if the arrays of training alone exceed the memory of the devices."""
         arrays, copies = (self.abstract, self.abstract.params), self.exp.train.num_seeds
         check_arrays(TRAINING_STATE, arrays, self.shardings.mesh, copies)
@@ -217,7 +217,7 @@ def build_plan(
         evaluator.check_attention()
     check_seeds(exp, mesh)
     setup = StepSetup.on(mesh, exp)
-    setup.check_memory()
+    setup.check_state_memory()
     return Plan(corpus, setup, runs, validation, evaluators, evaluated, auto_dtype)
 
 
@@ -298,7 +298,7 @@ def check_final_outputs(exp: ExperimentConfig, corpus: Corpus) -> None:
     except DataError as error:
         raise DataError(f"{error}; or give another {argument(f'config.{key}', 'TEXT')}") from error
     if exp.generate.length:
-        check_memory(exp.model, exp.generate, len(prompts))
+        check_generation_memory(exp.model, exp.generate, len(prompts))
         on_process_zero(lambda: check_file("generate.json", exp.generate.json, exp.data))
 
 
@@ -341,7 +341,7 @@ def check_training_memory(exp: ExperimentConfig, meshes: Meshes) -> None:
     """
     check_platform(exp.model.kernel, meshes.training)
     sized = dataclasses.replace(exp, model=_one_layer_traced(exp.model))
-    StepSetup.on(meshes.training, sized).check_memory()
+    StepSetup.on(meshes.training, sized).check_state_memory()
     _check_protocol_memory(exp.model, exp.validate, VALIDATION, meshes.training)
     _check_protocol_memory(exp.model, exp.evaluate, EVALUATION, meshes.scoring)
 

@@ -18,7 +18,7 @@ from txl_jax.data.codecs import how_to_convert
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.cache import write_errors
 from txl_jax.data.sources.source import BLOCK
-from txl_jax.data.sources.stored import Stored, check_size
+from txl_jax.data.sources.stored import Stored, check_unpacked_size
 from txl_jax.file_kinds import LOOKED_AT, file_kind
 from txl_jax.files import parse_json, parse_json_object
 from txl_jax.library_errors import import_optional
@@ -211,7 +211,7 @@ def _table(stored: Stored, field: str, folder: Path) -> Records:
         with stored.opened() as file, write_errors(folder), open(path, "wb") as copy:
             while block := file.read(BLOCK):
                 copy.write(block)
-                check_size(copy.tell(), stored.size, str(stored))
+                check_unpacked_size(copy.tell(), stored.size, str(stored))
     try:
         for column in _columns(path, stored.suffix, field, str(stored)):
             if pa.types.is_dictionary(column.type):

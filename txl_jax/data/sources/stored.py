@@ -168,7 +168,7 @@ def members(path: Path, folder: str = "") -> list[Stored]:
     errors = archive_errors(path, "get it again, or name the folder of its files")
     with errors, zipfile.ZipFile(path) as archive:
         infos = [i for i in archive.infolist() if not i.is_dir() and not hidden(i.filename)]
-    check_size(sum(info.file_size for info in infos), path.stat().st_size, str(path))
+    check_unpacked_size(sum(info.file_size for info in infos), path.stat().st_size, str(path))
     for info in infos:
         if info.flag_bits & 1 or info.compress_type not in (_STORED, _DEFLATED):
             fault = "is encrypted" if info.flag_bits & 1 else "is not compressed by deflate"
@@ -180,7 +180,7 @@ def members(path: Path, folder: str = "") -> list[Stored]:
     return [Stored(path, name, info.compress_size, info.filename) for info, name in zipped]
 
 
-def check_size(plain: int, stored: int, where: str) -> None:
+def check_unpacked_size(plain: int, stored: int, where: str) -> None:
     """Raises DataError if the number of bytes that a file unpacks to seems to be an attack."""
     if plain > BOMB and plain > RATIO * stored:
         fault = f"unpacks to {plain:,} bytes or more from {stored:,}"
@@ -210,7 +210,7 @@ def unpacked(
         with write_errors(cache), open(folder / "text", "wb") as file:
             for block in watched(read(folder), f"reading {stored.name}", None):
                 total += len(block)
-                check_size(total, stored.size, str(stored))
+                check_unpacked_size(total, stored.size, str(stored))
                 file.write(block)
                 if documents:
                     sizes.append(len(block))
