@@ -13,6 +13,8 @@ DELAY = 2.0
 """The seconds after which a bar is shown."""
 PATIENCE = 1.0
 """The seconds after which a line says what a program waits for."""
+LINES = 30.0
+"""The seconds between lines of the command in a file or pipe."""
 
 
 def is_watched() -> bool:
@@ -24,7 +26,7 @@ def bar(what: str, total: int | None, done: int = 0, unit: str = "B", disable: b
     """Returns a tqdm bar of bytes or another unit on stderr, shown only after :data:`DELAY`."""
     from tqdm import tqdm
 
-    seconds = 0.2 if is_watched() else 30.0
+    seconds = 0.2 if is_watched() else LINES
     limits: Any = {"delay": DELAY, "mininterval": seconds, "maxinterval": max(seconds, 10.0)}
     units: Any = {"unit": unit, "unit_scale": unit == "B"}
     shown: Any = {"desc": what, "total": total, "initial": done, "file": stderr()}
@@ -34,7 +36,7 @@ def bar(what: str, total: int | None, done: int = 0, unit: str = "B", disable: b
 def work_bar(what: str, total: int | None, unit: str, disable: bool = False) -> Any:
     """Returns a :func:`bar` of a method's work, which a program in a file or pipe does not show.
 
-    The command shows it there too, with a line every 30 seconds.
+    The command shows it there too, with a line every :data:`LINES`.
     """
     return bar(what, total, unit=unit, disable=disable or not (names_flags() or is_watched()))
 
@@ -51,14 +53,16 @@ def watched(blocks: Iterable[bytes], what: str, total: int | None) -> Iterator[b
 def waiting_for(what: str) -> Iterator[None]:
     """Says on stderr what a program waits for, if that takes longer than :data:`PATIENCE`.
 
-    Nothing is said unless the output :func:`is_watched`. A bar stays below the line.
+    In a file or pipe the command says it after :data:`LINES`, and a program of the user's does
+    not. A bar stays below the line.
     """
-    if not is_watched():
+    if not (names_flags() or is_watched()):
         yield
         return
     from tqdm import tqdm
 
-    timer = threading.Timer(PATIENCE, tqdm.write, [f"{what} ...", stderr()])
+    patience = PATIENCE if is_watched() else LINES
+    timer = threading.Timer(patience, tqdm.write, [f"{what} ...", stderr()])
     timer.daemon = True
     timer.start()
     try:

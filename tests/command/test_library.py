@@ -1,5 +1,6 @@
 """The library's methods give the results of the command's modes, with the same settings."""
 
+import contextlib
 import dataclasses
 import inspect
 import io
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -34,11 +36,12 @@ from txl_jax.config import ConfigError, GenerateConfig, ProtocolConfig, ScoreCon
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.errors import DataError
 from txl_jax.evaluation import any_text as score_mode
-from txl_jax.evaluation import evaluator
+from txl_jax.evaluation import baselines, evaluator
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.generation import generate
 from txl_jax.generation.write import write_continuations
 from txl_jax.library import language_model
+from txl_jax.messages import arguments_as_flags
 from txl_jax.training.run import longer_memory
 from txl_jax.training.trainer import Trainer
 
@@ -507,22 +510,42 @@ def watched_stream(request, monkeypatch):
     return make
 
 
-def test_long_work_is_shown_on_a_terminal_and_in_a_notebook_only(run, watched_stream):
-    """It shows loading, compiling, and how many tokens are scored."""
+def test_long_work_is_shown_on_a_terminal_and_in_a_notebook_only(run, watched_stream, monkeypatch):
+    """It shows loading, compiling, baselines, and how many tokens are scored."""
+    unigram = baselines.unigram
+
+    def slow(*about):
+        time.sleep(0.1)
+        return unigram(*about)
+
     for programs in (score_mode._program, evaluator._programs, generate._programs):
         programs.cache_clear()
     stream = watched_stream()
     trained = txl_jax.load(run)
     trained.score("the dog ran\n" * 40, seg_len=8)
     trained.generate("the ", length=2)
-    trained.evaluate(max_segments=2)
+    monkeypatch.setattr(baselines, "unigram", slow)
+    trained.evaluate(max_segments=2, baselines=("unigram",))
     shown = stream.getvalue()
     if type(stream) is io.StringIO:
         assert shown == ""
         return
     of_each = [f"compiling {what}, once" for what in ("scoring", "generation", "evaluation")]
+    of_each += ["scoring the baseline unigram ..."]
     for line in (f"loading {run} ...", *of_each, "scoring: 100%", "test split, memory 32"):
         assert line in shown
+
+
+def test_the_command_says_in_a_file_what_it_waits_for_for_long(watched_stream, monkeypatch):
+    stream = watched_stream()
+    watched = type(stream) is not io.StringIO
+    for seconds, as_command in ((0, False), (0, True), (1000, True)):
+        monkeypatch.setattr(progress, "LINES", seconds)
+        flags = arguments_as_flags() if as_command else contextlib.nullcontext()
+        with flags, progress.waiting_for(f"{seconds} {as_command}"):
+            time.sleep(0.1)
+    said = ["0 False ...", "0 True ...", "1000 True ..."] if watched else ["0 True ..."]
+    assert stream.getvalue().replace("\r", "\n").split("\n")[: len(said)] == said
 
 
 def test_training_says_what_it_waits_for(tmp_path, watched_stream):

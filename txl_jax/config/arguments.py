@@ -28,7 +28,7 @@ _NAMES = {
     "optimizer.weight_decay": "decay wd",
     "optimizer.warmup_steps": "warmup",
     "train.batch_size": "batch bs minibatch n_batch",
-    "train.mem_len": "mem memory memory_len memory_length",
+    "train.mem_len": "mem mem_length memory memory_len memory_length",
     "train.micro_batches": "accumulation accumulate_steps grad_accum gradient_accumulation",
     "train.num_seeds": "seeds",
     "train.seg_len": "block_size bptt chunk context_length seq_len sequence_length tgt_len",

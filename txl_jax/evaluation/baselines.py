@@ -11,6 +11,7 @@ import numpy as np
 from txl_jax.config import ConfigError
 from txl_jax.data.pieces import flat_tokens
 from txl_jax.data.symbols import check_ids
+from txl_jax.progress import waiting_for
 from txl_jax.units import in_unit
 
 Model = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -52,14 +53,15 @@ def score_baselines(
     targets = tokens[1:] if indices is None else tokens[indices]
     losses: dict[str, float] = {}
     for name in names:
-        if name == "xz":
-            before, text = (np.asarray(x, np.uint8).tobytes() for x in (train, targets))
-            losses["xz"] = xz(text) * math.log(2)
-            if len(before) <= PRIMED_LIMIT:
-                losses["xz primed"] = xz_primed(before, text) * math.log(2)
-        else:
-            count = unigram if name == "unigram" else bigram
-            losses[name] = cross_entropy(count(train, size), tokens, size, indices)
+        with waiting_for(f"scoring the baseline {name}"):
+            if name == "xz":
+                before, text = (np.asarray(x, np.uint8).tobytes() for x in (train, targets))
+                losses["xz"] = xz(text) * math.log(2)
+                if len(before) <= PRIMED_LIMIT:
+                    losses["xz primed"] = xz_primed(before, text) * math.log(2)
+            else:
+                count = unigram if name == "unigram" else bigram
+                losses[name] = cross_entropy(count(train, size), tokens, size, indices)
     return [
         {"name": name, "loss": loss, unit: in_unit(loss, unit), "targets": len(targets)}
         for name, loss in losses.items()
