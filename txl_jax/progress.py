@@ -1,6 +1,7 @@
 """Shows on standard error how far long work is, or what a program waits for."""
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,14 @@ LINES = 30.0
 def is_watched() -> bool:
     """Whether standard error is a terminal, or belongs to a cell of a notebook."""
     return stderr().isatty() or type(sys.stderr).__module__.startswith("ipykernel")
+
+
+def has_width(stream: Any) -> bool:
+    """Whether a stream is a terminal that has a size; some of a container or a pipe have none."""
+    try:
+        return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def bar(what: str, total: int | None, done: int = 0, unit: str = "B", disable: bool = False) -> Any:

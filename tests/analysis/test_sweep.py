@@ -136,7 +136,7 @@ def test_an_interruption_ends_the_sweep_and_the_same_call_goes_on(folder):
 @pytest.mark.parametrize(
     ("grid", "changes", "words"),
     [
-        ({}, {}, "sweep.grid = []: give settings with values, as sweep.grid.optimizer"),
+        ({}, {}, "sweep.grid = {}: give settings with values, as sweep.grid.optimizer"),
         ({"loss.ar": []}, {}, "sweep.grid.loss.ar = []: give settings with values"),
         ({"loss.arr": [1]}, {}, "unknown config key 'loss.arr'; the nearest key is 'loss.ar'"),
         ({"loss.ar": [0.1, -1]}, {}, "loss.ar = -1.0: must be at least 0"),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from txl_jax import records
+from txl_jax import progress, records
 from txl_jax.checkpoint import provenance
 from txl_jax.training import events, goodput, run_log
 from txl_jax.training.events import Logger
@@ -349,6 +349,20 @@ def test_a_slow_first_update_does_not_set_the_speed_of_fast_ones(make, capsys, c
         _step(log, step)
     log.flush_window(600)
     assert capsys.readouterr().err.rstrip().endswith("  40,000 tok/s  0:00:01 left")
+
+
+def test_a_terminal_without_a_size_has_a_bar_too(make, monkeypatch):
+    """As that of a container may be: tqdm shows nothing in 0 columns."""
+    outer, inner = os.openpty()  # has 0 columns
+    with os.fdopen(inner, "w") as stream, os.fdopen(outer, "rb", buffering=0) as screen:
+        monkeypatch.setattr(sys, "stderr", stream)
+        log = make(unit="ppl", progress=None)
+        _train(log, 1, 4)
+        log.close()
+        assert stream.isatty()
+        assert not progress.has_width(stream)
+        seen = screen.read(100_000).decode()
+    assert "step 4/" in seen
 
 
 def test_on_a_terminal_a_bar_shows_the_loss_and_messages_stand_above_it(make, capsys):

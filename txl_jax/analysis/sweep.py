@@ -127,7 +127,7 @@ def grid_runs(exp: ExperimentConfig, workdir: str) -> list[tuple[str, dict[str, 
         why = why if values else f"give settings with values, as {how}"
         if why:
             where = f"config key sweep.grid.{key}".removesuffix(".")
-            raise ConfigError(f"{where} = {short_repr(values)}: {why}")
+            raise ConfigError(f"{where} = {short_repr(values if key else grid)}: {why}")
     base, cells = {"sweep.grid": {}, "sweep.seeds": 1, "train.num_seeds": 1}, dict[str, Any]()
     for chosen in itertools.product(*grid.values()):
         one = override(exp, {**base, **dict(zip(grid, chosen, strict=True))})

@@ -1,6 +1,7 @@
 """Describes evaluation protocols, and chooses the protocols that are compared."""
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ def describe_targets(protocol: ProtocolConfig) -> str:
 
 def is_part(description: str) -> bool:
     """Tells whether a description of a protocol or its targets is for only a part of a split."""
-    return " segments only" in description
+    return re.search(r"first \d+ segments? only", description) is not None
 
 
 def _shape(protocol: ProtocolConfig) -> list[str]:
@@ -97,7 +98,8 @@ def _shape(protocol: ProtocolConfig) -> list[str]:
 
 
 def _limit(protocol: ProtocolConfig) -> list[str]:
-    return [f"first {protocol.max_segments} segments only"] if protocol.max_segments else []
+    n = protocol.max_segments
+    return [f"first {n} segment{'s' * (n != 1)} only"] if n else []
 
 
 def compared_protocols(protocol: ProtocolConfig) -> list[tuple[str, ProtocolConfig]]:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from txl_jax.progress import has_width
 from txl_jax.records import plain
 from txl_jax.standard_streams import stderr
 from txl_jax.units import Unit, format_value, in_unit
@@ -51,8 +52,8 @@ class Console:
             from tqdm import tqdm
 
             form = "step {n_fmt}/{total_fmt} |{bar}| {desc}"  # the bar takes what the text leaves
-            terminal = self._stream.isatty()
-            size: dict[str, Any] = {"dynamic_ncols": True} if terminal else {"ncols": 79}
+            dynamic = has_width(self._stream)
+            size: dict[str, Any] = {"dynamic_ncols": True} if dynamic else {"ncols": 79}
             self._bar = tqdm(total=total, initial=step, file=self._stream, bar_format=form, **size)
 
     def message(self, text: str) -> None:
