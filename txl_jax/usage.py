@@ -5,8 +5,7 @@ import ast
 import os
 import re
 from collections.abc import Iterable, Sequence
-
-import argcomplete
+from typing import Any
 
 from txl_jax.command_line import program, split_overrides
 from txl_jax.config import (
@@ -152,6 +151,8 @@ def completion(shell: str) -> str:
     For each completion the shell runs ``txl``, which then calls :func:`complete`. Raises
     ConfigError for a shell that argcomplete does not know.
     """
+    import argcomplete
+
     shells = ("bash", "zsh", "tcsh", "fish", "powershell")
     if shell not in shells:
         raise ConfigError(f"--completion={shell}: must be one of {', '.join(shells)}")
@@ -162,22 +163,24 @@ def complete() -> None:
     """Ends the process with completions if the shell has asked for them."""
     if "_ARGCOMPLETE" not in os.environ:
         return
+    import argcomplete
+
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    files = argcomplete.FilesCompleter()
+
+    def add(flag: str, values: Iterable[Any], may_be_a_file: bool) -> None:
+        found = lambda prefix, **_: [*map(str, values), *(files(prefix) if may_be_a_file else ())]
+        parser.add_argument(flag).completer = found  # type: ignore[attr-defined]
+
     for flag in ("--help", "--version"):
         parser.add_argument(flag, action="store_true")
     values = {"--config": recipe_names(), "--mode": list(MODES)}
     for flag in (name.partition("=")[0] for name in _FLAGS):
         if flag not in ("--version", "--config.KEY"):
-            _add(parser, flag, values.get(flag, []), flag in ("--config", "--workdir"))
+            add(flag, values.get(flag, []), flag in ("--config", "--workdir"))
     for setting in describe_settings():
         known = re.search(r"Literal(\[.*?\])", setting.type)
         choices = ast.literal_eval(known[1]) if known else []
         choices = [True, False] if setting.type == "bool" else choices
-        _add(parser, f"--config.{setting.key}", choices, "str" in setting.type)
+        add(f"--config.{setting.key}", choices, "str" in setting.type)
     argcomplete.autocomplete(parser, always_complete_options="long")
-
-
-def _add(parser: argparse.ArgumentParser, flag: str, values: Sequence, may_be_a_file: bool):
-    files = argcomplete.FilesCompleter()
-    complete = lambda prefix, **_: [*map(str, values), *(files(prefix) if may_be_a_file else ())]
-    parser.add_argument(flag).completer = complete  # type: ignore[attr-defined]

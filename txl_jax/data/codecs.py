@@ -9,7 +9,6 @@ import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-import charset_normalizer
 import numpy as np
 
 from txl_jax.data.errors import DataError
@@ -59,6 +58,8 @@ def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False
 
 def how_to_convert(raw: bytes) -> str:
     """Returns the command that converts a text that is not UTF-8, for the end of a message."""
+    import charset_normalizer  # for an error only
+
     text = raw[: 1 << 16].decode("utf-8", "replace")
     others = sum(character > "\x7f" for character in text)
     if others > 5 * text.count("\ufffd"):  # UTF-8 with few damaged places
