@@ -12,6 +12,7 @@ import tomllib
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 from places import ROOT
@@ -109,6 +110,16 @@ def test_what_is_pinned_is_what_a_fresh_environment_runs():
     assert not loose, f"installed without a pin: {sorted(loose)}"
     for name in installed.keys() & pinned.keys():
         assert Version(installed[name]) == pinned[name], name
+
+
+def test_what_is_installed_is_for_every_release_of_this_python():
+    """Debian 12 has Python 3.11.2, so what needs 3.11.5 must not be pinned."""
+    from importlib import metadata
+
+    first = f"{sys.version_info.major}.{sys.version_info.minor}.0"
+    needs = {d.metadata["Name"]: d.metadata["Requires-Python"] for d in metadata.distributions()}
+    later = {name for name, need in needs.items() if need and first not in SpecifierSet(need)}
+    assert later == set()
 
 
 def test_importing_the_package_needs_neither_tensorflow_nor_torch():
