@@ -145,4 +145,4 @@ def test_resumed_seeds_do_not_read_the_model_they_started_from(together, folder,
     shutil.rmtree(started)
     again = call(*arguments)
     assert again.returncode == 0, again.stderr
-    assert "resuming at step 4" in again.stderr
+    assert "finished at step 4" in again.stderr
