@@ -105,7 +105,7 @@ echo "${COMPREPLY[@]}"
     ],
 )
 def test_bash_completes_flags_and_values_as_they_are_typed(typed, completions, tmp_path):
-    """The program that completes is the one in the first place of the line."""
+    """The shell runs the first word of the line, here a script of this test."""
     program = tmp_path / "txl"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{CONSOLE}" "$@"\n')
     program.chmod(0o755)

@@ -25,7 +25,7 @@ class AnalysisError(UserError, ValueError):
 
 
 def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str:
-    """Writes the files of an analysis. Returns what to print: ``last_line``, and their names.
+    """Writes the files of an analysis. Returns ``last_line`` and a line with the files' names.
 
     ``files`` maps names to contents: an object (``.json``), rows with equal keys (``.csv``) or
     arrays by name (``.npz``). A name without a suffix has a function that draws a figure, or None.

@@ -22,7 +22,7 @@ ENCODINGS = (
     *("cp1252", "cp1250", "cp1251", "cp1253", "cp1255", "cp1256", "koi8_r", "cp037"),
     *("cp932", "euc_jp", "gb18030", "big5", "cp949"),
 )
-"""Encodings that an error may name; of several that are alike, the first."""
+"""Encodings that an error may suggest. If several fit equally well, it suggests the first."""
 _WHITE_TO_SPACE = bytes.maketrans(string.whitespace.encode(), SPACE.encode() * 6)
 
 
