@@ -195,8 +195,11 @@ def test_runs_have_distinct_names_and_seeds_a_mean(run, tmp_path):
     write(tmp_path / "out", **{"report.workdirs": ",".join(folders)})
     _, text = parsed(tmp_path / "out" / "report.html")
     assert "setting a/seed_0 a/seed_1 b/seed_0 b/seed_1" in text
-    assert "a, mean ± standard deviation of 2 seeds 2.500 ± 0.707 bpc" in text
-    assert "b, mean ± standard deviation of 2 seeds 4.000 ± 0.000 bpc" in text
+    mean_a = "a, mean ± standard deviation of 2 seeds 2.500 ± 0.707 bpc"
+    mean_b = "b, mean ± standard deviation of 2 seeds 4.000 ± 0.000 bpc"
+    shown = (" a/seed_1 3.000 bpc", mean_a, " b/seed_0 4.000 bpc", " b/seed_1 4.000 bpc", mean_b)
+    places = [text.index(row) for row in shown]
+    assert places == sorted(places)
     protocol = result["results"][0]["protocol"]
     assert f"4 runs, {result['label']}: {protocol}" in text
 

@@ -171,8 +171,12 @@ def test_the_folder_of_a_run_is_refused(folder):
 def test_runs_with_other_settings_in_the_folder_are_refused(folder):
     sweep_mode.run(experiment(folder), str(folder / "s"), fake_train(loss_of))
     other, train = experiment(folder, **{"model.d_model": 32}), fake_train(loss_of)
-    with pytest.raises(WorkdirError, match="is the folder of another run"):
+    with pytest.raises(WorkdirError) as error:
         sweep_mode.run(other, str(folder / "s"), train)
+    first, fix, *different = str(error.value).splitlines()
+    assert first == f"workdir={folder / 's'}: is the folder of another sweep"
+    assert fix.startswith(f"name another folder; what differs in {folder / 's'}/")
+    assert different == ["model.d_model: 16 -> 32"]
     assert train.folders == []
 
 

@@ -272,11 +272,11 @@ def test_programs_of_gpus_are_deterministic_and_run_a_kernel_once(monkeypatch, v
     assert ("xla_gpu_enable_dynamic_slice_fusion" in found) == once
 
 
-def told(attention: choice.Choice) -> str:
+def told(attention: choice.Choice, exp: ExperimentConfig | None = None) -> str:
     """The lines that a run prints before its first step."""
     lines: list[str] = []
     trainer: Any = types.SimpleNamespace(
-        exp=experiment(),
+        exp=exp or experiment(),
         corpus=types.SimpleNamespace(name="text", info={"tokens": {"train": 9}}, vocab="ab"),
         streams=types.SimpleNamespace(n_segments=3),
         setup=types.SimpleNamespace(
@@ -303,6 +303,13 @@ def test_a_run_tells_its_kernel_and_warns_of_a_fallback_with_what_mends_it(monke
     assert "pip install 'txl_jax[cuda12]'" in told(planned(128))
     assert "\nattention by xla (not fused: triton gains nothing" in told(planned(64))
     assert "\nattention by triton (fused)" in told(choice.Choice("triton"))
+
+
+def test_a_run_tells_the_default_rate_of_an_optimizer_that_finds_its_own():
+    prodigy = override(experiment(), {"optimizer.name": "optax.contrib.prodigy"})
+    note = "; the default of optax.contrib.prodigy is 1, optimizer.learning_rate=1.0"
+    assert note in told(choice.Choice("xla"), prodigy)
+    assert note not in told(choice.Choice("xla"), experiment())
 
 
 # --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import optax
 import pytest
 from train_steps import assert_same_training, train_steps
 
-from txl_jax.config import ConfigError, ExperimentConfig, load_config, override
+from txl_jax.config import ConfigError, ExperimentConfig, load_config, optax_rules, override
 from txl_jax.model.layout import stack_layers
 from txl_jax.training.optimizer import make_optimizer, schedule
 
@@ -50,7 +50,7 @@ def folder(tmp_path_factory):
         ({"name": "optax.scale_by_adam"}, "is a part of an optimizer"),
         ({"name": "optax.contrib.sam"}, "is built around one"),
         ({"name": "optax.contrib.schedule_free"}, "is built around one"),
-        ({"name": "optax.lbfgs"}, "'optax.lbfgs': needs more than the gradient"),
+        ({"name": "optax.lbfgs"}, "and the parameters: value, grad, value_fn"),
         ({"name": "optax.contrib.momo"}, "needs more than the gradient and the parameters"),
         ({"name": "optax.contrib.sophia"}, "needs more than the gradient and the parameters"),
         ({"name": "optax.polyak_sgd"}, "sets its learning rate itself"),
@@ -75,11 +75,27 @@ def folder(tmp_path_factory):
         ({"name": "adam", "arguments.b1": 0.8}, "is for optimizers of optax, and the name is"),
     ],
 )
-def test_what_training_cannot_use_is_refused_in_one_line(settings, words):
+def test_what_training_cannot_use_is_refused_in_one_line(settings, words, recwarn):
     with pytest.raises(ConfigError) as error:
         override(ExperimentConfig(), {f"optimizer.{k}": v for k, v in settings.items()})
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "note"),
+    [
+        ("optax.contrib.prodigy", 8e-3, "rate is 0.008; the default of optax.contrib.prodigy is 1"),
+        ("optax.contrib.dadapt_adamw", 1.0, None),
+        ("optax.lion", 8e-3, None),
+        ("optax.adafactor", 8e-3, None),
+        ("adam", 8e-3, None),
+    ],
+)
+def test_a_rate_other_than_the_default_of_the_optimizer_is_noted(name, rate, note):
+    said = optax_rules.own_rate(name, rate)
+    assert said is None if note is None else note in said
 
 
 def test_arguments_are_read_from_text_and_kept_in_json():

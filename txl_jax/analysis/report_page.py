@@ -282,6 +282,7 @@ def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
     A result on another text or under another protocol than the first result is marked.
     """
     rows, seen = [], list[tuple[Any, ...]]()
+    last_seeds = {group[-1].workdir: group for group in seed_groups(runs)}
     for one in runs:
         if (result := one.main_result) is None:
             rows.append({"name": one.folder, "protocol": "not evaluated", "marked": False})
@@ -289,19 +290,18 @@ def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
         seen.append(_compared(result))
         marked = seen[-1] != seen[0]
         rows.append(table_row(result, result["results"][0], name=one.folder, marked=marked))
-    if seen:
-        rows += filter(None, (seeds_row(group, seen[0]) for group in seed_groups(runs)))
+        if group := last_seeds.get(one.workdir):
+            rows += filter(None, [seeds_row(group, seen[0])])
     kinds = {"texts or units": {x[:2] for x in seen}, "protocols": {x[2] for x in seen}}
     values = [one.settings for one in runs]
     keys = sorted({key for each in values for key in each})
     settings = [(key, *(each.get(key, "") for each in values)) for key in keys]
-    same_unit = len({one.unit for one in runs}) == 1
     metrics = [(one.folder, one.metrics) for one in runs]
     return {
         "runs": [one.folder for one in runs],
         "differing": [what for what, found in kinds.items() if len(found) > 1],
         "results": rows,
-        "curves": curves(metrics, runs[0].unit) if same_unit else None,
+        "curves": curves(metrics, runs[0].unit) if len({r.unit for r in runs}) == 1 else None,
         "settings": [row for row in settings if len({str(value) for value in row[1:]}) > 1],
     }
 

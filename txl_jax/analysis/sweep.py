@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from txl_jax import records
 from txl_jax.analysis.results import AnalysisError, new_figure, show_share, write_results
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
+from txl_jax.checkpoint.errors import AnotherRunError
 from txl_jax.checkpoint.workdir_files import (
     CONFIG,
     MODE_FILES,
@@ -80,8 +81,15 @@ def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any] = 
     plans = [plan_run(*pair) for pair in pairs]
     processes.on_process_zero(lambda: register_outputs(workdir, "sweep"))
     for plan in plans:
-        with locked_workdirs(plan):
-            pass  # raises an error if a folder has a run with other settings
+        try:
+            with locked_workdirs(plan):
+                pass
+        except AnotherRunError as error:
+            named, one = argument("workdir", shown_path(workdir)), shown_path(plan.runs[0][1])
+            details = [f"name another folder; what differs in {one}:", *error.details[1:]]
+            raise AnotherRunError(
+                f"{named}: is the folder of another sweep", details=details
+            ) from None
     trained = lambda one, w: one.train.steps in validations(w).keys() & CheckpointFolder(w).steps()
     done = lambda one, w: trained(one, w) and path(w, MODE_FILES["evaluate"][0]).exists()
     left = processes.on_process_zero(lambda: [not done(*pair) for pair in pairs])

@@ -7,6 +7,10 @@ class WorkdirError(UserError, RuntimeError):
     """A workdir that cannot be used."""
 
 
+class AnotherRunError(WorkdirError):
+    """A workdir whose run has other settings, another text or another vocabulary."""
+
+
 class CheckpointError(UserError, RuntimeError):
     """A checkpoint that cannot be used or written."""
 

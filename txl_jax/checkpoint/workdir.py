@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from txl_jax.checkpoint.errors import WorkdirError
+from txl_jax.checkpoint.errors import AnotherRunError, WorkdirError
 from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB, check_free
 from txl_jax.config import ConfigError, ExperimentConfig, differing_keys
@@ -71,7 +71,9 @@ def init_workdir(
         if different:
             named = argument("workdir", workdir)
             how = f"name another workdir, or resume that run by {named} alone; what differs:"
-            raise WorkdirError(f"{named}: is the folder of another run", details=[how, *different])
+            raise AnotherRunError(
+                f"{named}: is the folder of another run", details=[how, *different]
+            )
     origin = {**provenance(), "attention": attention, AUTO_DTYPE: auto_dtype}
     made = {"corpus": describe_corpus(corpus), "provenance": origin}
     write_json(str(config), {**exp.to_dict(), **made})

@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,17 @@ def is_optax(name: str) -> bool:
 def has_argument(name: str, of: str) -> bool:
     """Whether an optimizer of optax has an argument of this name."""
     return of in inspect.signature(_function(name)).parameters
+
+
+def own_rate(name: str, rate: float) -> str | None:
+    """Returns a note if an optimizer of optax has a default for the learning rate, another one."""
+    default = None
+    if is_optax(name) and _NOT_GIVEN in (known := inspect.signature(_function(name)).parameters):
+        default = known[_NOT_GIVEN].default
+    if not isinstance(default, float) or default == rate:
+        return None
+    flag = argument("config.optimizer.learning_rate", default)
+    return f"note: the learning rate is {rate:g}; the default of {name} is {default:g}, {flag}"
 
 
 def build(name: str, arguments: Mapping[str, Any], rate: Any) -> Any:
@@ -115,7 +127,8 @@ def _fault(name: str, arguments: str, constant: bool) -> str:
         return optimizer.update(tree, state, tree), state
 
     def attempt(rate: Any) -> Any:
-        return jax.eval_shape(functools.partial(update, rate), tree)
+        with warnings.catch_warnings(action="ignore"):  # the error says what is wrong
+            return jax.eval_shape(functools.partial(update, rate), tree)
 
     schedule: Any = lambda step: jnp.full((), 1e-3)
     try:
@@ -143,7 +156,8 @@ def _reason(error: Exception) -> str:
     if "unexpected keyword argument 'learning_rate'" in text:
         return "sets its learning rate itself, from the loss, and here optimizer.learning_rate does"
     if re.search(r"missing .*argument|must be provided", text):
-        return f"needs more than the gradient and the parameters ({text})"
+        wanted = ", ".join(re.findall(r"'(\w+)'", text)) or text
+        return f"needs more than the gradient and the parameters: {wanted}"
     return f"cannot be built with these arguments: {type(error).__name__}: {text}"
 
 

@@ -19,7 +19,7 @@ from txl_jax.checkpoint.checkpoints import RAW, Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.checkpoint.trained_model import parameter_count
 from txl_jax.checkpoint.workdir_files import AUTOTUNED
-from txl_jax.config import ConfigError
+from txl_jax.config import ConfigError, optax_rules
 from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.on_device import DeviceText, device_text, training_position
 from txl_jax.evaluation.evaluator import Score
@@ -146,7 +146,8 @@ class Trainer:
             f" {len(corpus.vocab):,}; an epoch is {about}{n:,} steps"
         )
         idle = idle_devices(mesh, exp.mesh, t.batch_size, t.micro_batches)
-        for line in filter(None, (idle, *describe(exp.model, mesh))):
+        rate = optax_rules.own_rate(exp.optimizer.name, exp.optimizer.learning_rate)
+        for line in filter(None, (idle, *describe(exp.model, mesh), rate)):
             self.log.message(line)
         warning = "warning: " if self.setup.attention.falls_back else ""
         self.log.message(f"{warning}attention by {self.setup.attention.describe()}")
