@@ -99,6 +99,7 @@ def test_the_table_has_mean_spread_and_best_and_the_files_have_every_run(folder)
     assert (folder / "s" / "sweep.svg").stat().st_size > 1000
 
 
+@pytest.mark.integration
 def test_a_failed_run_is_named_and_the_others_are_trained(folder, capsys):
     fails = lambda exp: ValueError("not finite\nat all") if exp.loss.ar else loss_of(exp)
     found = sweep_mode.run(experiment(folder), str(folder / "s"), fake_train(fails))
@@ -116,6 +117,7 @@ def test_a_failed_run_is_named_and_the_others_are_trained(folder, capsys):
         )
 
 
+@pytest.mark.integration
 def test_an_interruption_ends_the_sweep_and_the_same_call_goes_on(folder):
     left = 3
 

@@ -102,6 +102,7 @@ def test_gradients_equal_those_of_the_dense_softmax_wherever_the_targets_fall(na
         )
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("tile", [None, 4])
 @pytest.mark.parametrize("some", [False, True])
 def test_forward_mode_in_blocks_gives_the_derivative_along_a_direction(monkeypatch, tile, some):

@@ -77,6 +77,7 @@ def test_vmap_over_parameters_equals_each_model_by_itself():
         np.testing.assert_allclose(one, nll(variables), atol=1e-5)
 
 
+@pytest.mark.integration
 def test_vmap_of_the_gradient_with_clusters_equals_each_model_by_itself():
     """Each has other targets: every model runs as many blocks as the fullest cluster needs."""
     tokens, targets, _ = inputs()

@@ -321,6 +321,7 @@ def test_an_update_that_does_not_fit_is_refused_before_its_state_is_made(
     assert not made
 
 
+@pytest.mark.integration
 def test_an_update_in_parts_needs_less_memory(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "host_memory", lambda: 16 * MIB)
     parts = {"train.micro_batches": 64, "train.steps": 1, "optimizer.warmup_steps": 0}

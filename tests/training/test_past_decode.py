@@ -99,6 +99,7 @@ def test_the_prediction_is_that_of_the_pass_under_dropout():
     assert abs(added - other) > 1e-3
 
 
+@pytest.mark.integration
 def test_under_r_drop_it_is_the_mean_of_both_readings():
     cfg = tiny.config(past_decode=True, dropout=0.3)
     params, some, key = tiny.variables(cfg)["params"], batch(), jax.random.key(4)

@@ -175,6 +175,7 @@ def test_dropout_differs_from_step_to_step_on_the_same_batch(folder):
     assert len(set(sums)) == 3
 
 
+@pytest.mark.integration
 def test_dropout_differs_between_micro_batches(folder):
     """Of equal rows the mean loss would not depend on their number if their masks were equal."""
     means = []
