@@ -12,15 +12,15 @@ from txl_jax.model.inputs import check_array, size
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 
-Carry = tuple[jax.Array, jax.Array]
+Carry = tuple[tuple[jax.Array, ...], jax.Array]
 
 
 class SequenceModel(nn.Module):
     """Transformer-XL between a carry and a carry: a step in acting, a window in learning.
 
-    Both give the same outputs to rounding. The carry is the memory with the rows first: hidden
-    states [B,L,M,D] in the compute dtype, and the number of real ones, int32 [B]. So a program may
-    store it, and shuffle, select or reset its rows. The parameters are those of ``core``.
+    Both give the same outputs to rounding. The carry is the memory: hidden states [B,M,D] of each
+    layer in the compute dtype, and the number of real ones, int32 [B]. A program may store it, and
+    shuffle, select or reset its rows. The parameters are those of ``core``.
 
     This is the interface of the sequence models of memorax, whose networks take it as ``torso``.
 
@@ -32,15 +32,11 @@ class SequenceModel(nn.Module):
       >>> carry = model.initialize_carry(jax.random.key(0), (3, 8))
       >>> variables = model.init(jax.random.key(0), x, begins, carry)
       >>> (hidden, filled), y = model.apply(variables, x, begins, carry)
-      >>> y.shape, hidden.shape, filled.tolist()
-      ((3, 5, 8), (3, 2, 4, 8), [4, 4, 4])
+      >>> y.shape, [h.shape for h in hidden], filled.tolist()
+      ((3, 5, 8), [(3, 4, 8), (3, 4, 8)], [4, 4, 4])
 
-    Attributes:
-      cfg: the settings of the model; ``same_length`` must be a window.
-      mem_len: M, the steps that the memory keeps.
-
-    Raises:
-      ConfigError: the model has no memory, or no ``same_length`` window.
+    ``cfg`` are the settings of the model, with a ``same_length`` window, and ``mem_len`` the steps
+    M that the memory keeps. Raises ConfigError for a model without memory or without a window.
     """
 
     cfg: TransformerXLConfig
@@ -56,7 +52,7 @@ class SequenceModel(nn.Module):
     def initialize_carry(self, key: Any, input_shape: tuple[int, ...]) -> Carry:
         """Returns the empty carry of inputs of a shape (B, ...); the key is not used."""
         mems = TransformerXL(self.cfg, parent=None).init_mems(input_shape[0], self.mem_len)
-        return jnp.moveaxis(mems.hidden, 1, 0), mems.filled
+        return tuple(mems.hidden), mems.filled
 
     @nn.compact
     def __call__(self, inputs, mask=None, initial_carry: Carry | None = None, **unused):
@@ -72,9 +68,13 @@ class SequenceModel(nn.Module):
         nn.share_scope(self, core)  # the parameters have no scope of their own
         check_array("inputs", inputs, "floats", ("B", "T", c.d_model))
         b, t = inputs.shape[:2]
-        hidden, filled = initial_carry or self.initialize_carry(None, (b,))
-        check_array("initial_carry[0]", hidden, "floats", (b, c.n_layer, self.mem_len, c.d_model))
+        carry = initial_carry or self.initialize_carry(None, (b,))
+        (layers, filled), m = jax.lax.stop_gradient(carry), self.mem_len
+        hidden = jnp.stack(layers)
+        check_array("initial_carry[0]", hidden, "floats", (c.n_layer, b, m, c.d_model))
         mask = None if mask is None else jnp.asarray(mask) != 0
         check_array("mask", jnp.zeros((b, t), bool) if mask is None else mask, "bool", (b, t))
-        states, mems = core.core(inputs, Memory(jnp.moveaxis(hidden, 1, 0), filled), reset=mask)
-        return (jnp.moveaxis(mems.hidden, 1, 0), mems.filled), states
+        states, new, mems = core.core_and_inputs(inputs, Memory(hidden, filled), reset=mask)
+        # Of each layer by itself: the newest states in ``mems`` are copied before they are parted.
+        newest = lambda old, x: jnp.concatenate([old[:, t:], x[:, max(t - m, 0) :]], axis=1)
+        return (tuple(map(newest, layers, new)), mems.filled), states
