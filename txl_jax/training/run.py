@@ -188,7 +188,8 @@ def stored_experiment(workdir: str, start_from: str | None = None) -> Experiment
     """Returns the experiment of a run that has begun in a workdir, of all its seeds.
 
     Without one, it is that of ``start_from``, whose model a new run begins with.
-    Raises WorkdirError if there is no run, or if its settings cannot be used.
+    Raises WorkdirError if there is no run, or one in a folder of its seed, or if its settings
+    cannot be used.
     """
     if path(workdir, CONFIG).exists():
         return loaded_experiment(workdir)
@@ -198,5 +199,9 @@ def stored_experiment(workdir: str, start_from: str | None = None) -> Experiment
         return loaded_experiment(start_from)
     if not seeds:
         raise no_run(workdir)
-    first = loaded_experiment(os.path.join(workdir, f"seed_{seeds[0]}"))
-    return dataclasses.replace(first, train=dataclasses.replace(first.train, num_seeds=len(seeds)))
+    count, one = seeds[-1] - seeds[0] + 1, os.path.join(workdir, f"seed_{seeds[0]}")
+    if count == 1:  # as in a sweep
+        named = argument("workdir", shown_path(one))
+        raise WorkdirError(f"{argument('workdir', workdir)}: its only run is in {named}; name that")
+    first = loaded_experiment(one)
+    return dataclasses.replace(first, train=dataclasses.replace(first.train, num_seeds=count))

@@ -45,7 +45,8 @@ def llm_c_type(path: Path, size: int) -> np.dtype | None:
     first = start[:12]
     if kind := next((kind for magic, kind in CONTAINERS.items() if first.startswith(magic)), None):
         raise DataError(f"{path}: is {kind}")
-    if kind := file_kind(start, least=4):  # shorter marks may be ids
+    marked = not start.startswith(b"\xff" * 4)  # that may be ids, as may shorter marks
+    if marked and (kind := file_kind(start, least=4)):
         raise DataError(f"{path}: is {kind}, not raw ids; write the ids with numpy.save")
     magic, version, count = np.frombuffer(first.ljust(12, b"\0"), "<i4").tolist()
     if magic in LLM_C_OTHERS:
