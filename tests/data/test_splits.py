@@ -261,6 +261,14 @@ def test_an_archive_beside_the_files_in_it_is_refused_and_equal_ones_are_noted(
     assert refused(lambda: find_text(tmp_path, tmp_path / "c")).endswith(fault)
 
 
+def test_a_folder_beside_the_archive_of_its_name_is_refused(tmp_path):
+    write(tmp_path, **{"train/a.txt": "train", "test/b.txt": "test"})
+    with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
+        archive.write(tmp_path / "train/a.txt", "train/a.txt")
+    message = refused(lambda: find_text(tmp_path))
+    assert message.endswith("has both train.zip/a.txt and train/a.txt; remove one")
+
+
 @pytest.mark.parametrize(
     ("files", "fault"),
     [

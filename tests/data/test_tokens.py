@@ -264,6 +264,13 @@ def test_a_text_is_not_read_as_raw_ids(tmp_path):
         load_corpus("tokens", tmp_path, cache_dir=tmp_path / "c")
 
 
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_a_pickle_is_not_read_as_raw_ids(tmp_path, protocol):
+    (tmp_path / "x.bin").write_bytes(pickle.dumps(IDS.tolist(), protocol))
+    with pytest.raises(DataError, match=r"x.bin: is a Python pickle, not raw ids; write the ids"):
+        load_corpus("tokens", tmp_path / "x.bin", dtype="uint8", cache_dir=tmp_path / "c")
+
+
 def test_a_folder_with_one_array_is_this_array(tmp_path):
     save(tmp_path / "ids.npy", IDS)
     save(tmp_path / "ids.starts.npy", [0, 10, 20, 30])

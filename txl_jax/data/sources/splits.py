@@ -28,7 +28,7 @@ _COPY = re.compile(
     r"[\s_.-]+(?:\(\d+\)|copy|backup|old|small|tiny|mini|sample|subset)$", re.IGNORECASE
 )  # ends the name of a file that repeats another one, or a part of it
 _FOLD = re.compile(r"(?:folds?|cv)[\W_]*(\d+)", re.IGNORECASE)
-_ZIPPED = re.compile(r".*?\.zip/", re.IGNORECASE)
+_ZIPPED = re.compile(r"(.*?)\.zip/", re.IGNORECASE)
 _SHARD = re.compile(r"\d+-of-(\d+)")
 _PART = re.compile(
     r"train|valid(?:ation)?|test|dev|e?val|(?<![^\W\d_])(?:trn?|tst|te|va)(?![^\W\d_])"
@@ -109,7 +109,8 @@ def _check_rest(
 def _check_copies(found: Mapping[str, list[str]], where: str, stem: Callable[[str], str]) -> None:
     """Raises DataError if two files of a split have one name, such as val.txt and valid.txt.gz.
 
-    A file beside the archive that it was unpacked from has the name that it has there.
+    A file beside the archive that it was unpacked from, or in a folder of the archive's name, has
+    the name that it has there.
     """
     as_split = lambda word: "{}" if word[0].lower() in SPLIT_OF else word[0]
     for split, names in found.items():
@@ -121,8 +122,8 @@ def _check_copies(found: Mapping[str, list[str]], where: str, stem: Callable[[st
             before = known.setdefault(form, name)
             if before != name:
                 raise DataError(f"{where}: has both {before} and {name}; remove one")
-        for form, name in known.items():
-            if (beside := known.get(_ZIPPED.sub("", form), name)) != name:
+        for (form, name), to in itertools.product(known.items(), ("", r"\1/")):
+            if (beside := known.get(_ZIPPED.sub(to, form), name)) != name:
                 raise DataError(f"{where}: has both {name} and {beside}; remove one")
 
 
