@@ -1,6 +1,8 @@
 """Says what bytes that are no text in UTF-8 look like: a kind of file, or another encoding."""
 
+import codecs
 import contextlib
+import re
 import string
 from collections.abc import Iterable
 
@@ -16,6 +18,7 @@ _ENDS = {
     b"PK\3\4": ".zip",
     b"PAR1": ".parquet",
     b"ARROW1": ".arrow",
+    b"\xff\xff\xff\xff": ".arrow",
 }
 """The end of a name with which files of data are read as what they are, by their first bytes."""
 LFS = "a pointer of Git LFS to a file that  git lfs pull  gets"
@@ -30,6 +33,7 @@ _STARTS: dict[bytes, str] = {
     },
     **{b"7z\xbc\xaf\x27\x1c": "a 7-Zip archive", b"\x1f\x9d": "a compress (.Z) file"},
     **{b"PAR1": "a Parquet table", b"ARROW1": "an Arrow table", b"FEA1": "a Feather table"},
+    b"\xff\xff\xff\xff": "an Arrow table",  # as a stream
     **{
         b"ORC": "an ORC table",
         b"Obj\1": "an Avro file",
@@ -116,9 +120,30 @@ def not_text(start: bytes) -> str | None:
     if kind := file_kind(start):
         return kind
     controls = len(start) - len(start.translate(None, _CONTROLS))
-    if controls < 8 or controls * 50 < len(start) or wide_encoding(start):
+    if controls < 8 or controls * 50 < len(start) or wide_encoding(start) or iso_2022(start):
         return None
     return "binary data"
+
+
+def is_text(start: bytes) -> bool:
+    """Whether the start of a file is UTF-8 without control characters, which few raw ids are."""
+    with contextlib.suppress(UnicodeDecodeError):
+        codecs.getincrementaldecoder("utf-8")().decode(start)  # the last character may be cut
+        return len(start.translate(None, _CONTROLS)) == len(start)
+    return False
+
+
+_ISO_2022 = {
+    **{b"\x1b$@": "ISO-2022-JP-2", b"\x1b$B": "ISO-2022-JP-2", b"\x1b$)C": "ISO-2022-KR"},
+    **{b"\x1b$)A": "ISO-2022-CN-EXT", b"\x1b$)G": "ISO-2022-CN-EXT"},
+}
+"""The encoding that an escape sequence belongs to."""
+
+
+def iso_2022(data: bytes) -> tuple[int, str] | None:
+    """Returns where the first escape sequence of ISO-2022 is, and its encoding, or ``None``."""
+    found = re.search(b"|".join(map(re.escape, _ISO_2022)), data)
+    return (found.start(), _ISO_2022[found[0]]) if found else None
 
 
 _USUAL = string.printable.removesuffix("\x0b\x0c") + "\u3001\u3002\uff0c"

@@ -161,6 +161,16 @@ ATTENTION = (
         ("model.dropout", "nan", "nan: must be a finite number"),
         ("optimizer.clip_norm", 10**400, "inf: must be a finite number"),
         ("generate.stop", "[1]", "1: must be of type str"),
+        (
+            "sweep.grid.optimizer.name",
+            "[adam,muon]",
+            "'[adam,muon]': is no list; write 1,2 or a,b or ['a', 'b']",
+        ),
+        (
+            "sweep.grid.model.dropout",
+            "[0.1,0.2",
+            "'[0.1,0.2': is no list; write 1,2 or a,b or ['a', 'b']",
+        ),
         ("train.steps", "{[]: 1}", "'{[]: 1}': must be of type int"),
         ("model.n_layer", {}, "{}: must be of type int"),
         ("model.n_layer", [3], "[3]: must be of type int"),

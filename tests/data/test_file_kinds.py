@@ -93,6 +93,7 @@ KINDS = {
     ),
     "a 7-Zip archive": b"7z\xbc\xaf\x27\x1c" + NOISE,
     "a Parquet table": b"PAR1" + NOISE,
+    "an Arrow table": b"\xff\xff\xff\xff\xa8\0\0\0\x10\0\0\0" + b"a\0" * 999,  # a stream
     "a safetensors file": safetensors(),
     "binary data": NOISE,
     **{f"a Python pickle {n}": pickle.dumps({"text": ["a"]}, n) for n in range(6)},
@@ -143,6 +144,22 @@ def test_a_download_is_read_as_what_the_end_of_its_address_says(tmp_path, served
 def test_a_readable_file_without_the_end_of_its_name_is_told_it(tmp_path):
     (tmp_path / "x").write_bytes(gzip.compress(b"some text\n" * 99))
     assert refused(lambda: find_text(tmp_path / "x")).endswith("end its name in .gz")
+
+
+def test_an_office_document_in_an_archive_of_another_name_is_not_a_folder_of_texts(tmp_path):
+    (tmp_path / "x.zip").write_bytes(KINDS["a Microsoft Office document"])
+    message = refused(lambda: find_text(tmp_path / "x.zip"))
+    assert message.startswith(f"{tmp_path}/x.zip: is a Microsoft Office document, not text; name")
+
+
+@pytest.mark.parametrize("encoding", ["iso2022_jp", "iso2022_kr"])
+def test_text_with_escape_sequences_is_not_trained_as_bytes_unless_asked_for(tmp_path, encoding):
+    text = {"iso2022_jp": "\u304b\u306a\n", "iso2022_kr": "\ud55c\uae00 \ub9d0\n"}[encoding] * 99
+    (tmp_path / "x.txt").write_bytes(text.encode(encoding))
+    load = lambda v: load_corpus("text", tmp_path / "x.txt", vocab=v, cache_dir=tmp_path / "c")
+    for vocab in (None, "char"):
+        assert "x.txt, byte 0: an escape sequence of ISO-2022-" in refused(lambda v=vocab: load(v))
+    assert len(load("byte").train) > 500
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])

@@ -57,8 +57,12 @@ def table(songs, field="text", kind=None):
 
 
 def parquet(songs, **options):
+    return written(table(songs, **options))
+
+
+def written(whole):
     file = io.BytesIO()
-    pq.write_table(table(songs, **options), file, row_group_size=7)
+    pq.write_table(whole, file, row_group_size=7)
     return file.getvalue()
 
 
@@ -181,7 +185,18 @@ def test_a_file_that_cannot_be_unpacked_is_one_line_of_error(tmp_path, end, faul
     assert message.startswith(str(path))
     assert "cannot be read (" in message or "text is empty" in message
     assert "\n" not in message
+    if fault == "of another kind" and end in (".gz", ".bz2", ".xz"):
+        assert f"(it is no {end} file); leave {end} out of its name" in message
     assert not list((tmp_path / "c" / "unpacked").glob("text-*"))
+
+
+@pytest.mark.parametrize("end", COMPRESS)
+def test_a_file_that_is_compressed_otherwise_says_how(tmp_path, end):
+    other = ".xz" if end == ".gz" else ".gz"
+    (tmp_path / f"x.txt{end}").write_bytes(COMPRESS[other](TEXT))
+    message = refused(lambda: find_text(tmp_path / f"x.txt{end}", tmp_path / "c"))
+    kind = "an xz file" if other == ".xz" else "a gzip file"
+    assert f"cannot be read (it is {kind}); end its name in {other}" in message
 
 
 @pytest.mark.parametrize("end", [*COMPRESS, ".zip"])
@@ -298,6 +313,21 @@ def test_records_in_files_of_splits_keep_their_splits(tmp_path):
     assert len(corpus.valid) >= 2
 
 
+@pytest.mark.parametrize("form", ["array", "long array", "object"])
+def test_json_of_another_name_is_not_trained_as_characters(tmp_path, form):
+    records = [{"text": song} for song in SONGS]
+    data = {
+        "array": json.dumps(records),
+        "long array": "\ufeff" + json.dumps(records, indent=1),
+        "object": json.dumps({"cells": records}, indent=1),
+    }[form]
+    (tmp_path / "x.ipynb").write_text(data, encoding="utf-8")
+    load = lambda **options: load_corpus("text", tmp_path, cache_dir=tmp_path / "c", **options)
+    fault = "x.ipynb: is JSON; let its name end in .json, or to train these characters in .txt"
+    assert refused(load).endswith(fault)
+    assert len(load(vocab="byte").train) > len(data) * 0.8
+
+
 def test_a_list_of_texts_has_a_document_in_each(tmp_path):
     (tmp_path / "x.json").write_text(json.dumps(SONGS))
     corpus = load_corpus("text", tmp_path / "x.json", vocab="char", cache_dir=tmp_path / "c")
@@ -405,7 +435,10 @@ BAD = {
     "capital": ("x.csv", b"Nr;Text\n1;ab\n", "but Nr, Text; name the text's: data.field=Text"),
     "near": ("x.jsonl", b'{"id": 1, "texts": "ab"}\n', "name the text's: data.field=texts"),
     "colons": ("x.csv", b"id:text\n1:ab\n", "(of column names): has no field 'text', but id:text"),
-    "twice": ("x.csv", b"text,text\na,b\n", "the first line names 'text' twice; give"),
+    "twice": ("x.csv", b"text,text\na,b\n", "line 1 (of column names): names 'text' twice; give"),
+    "twice in a table": (
+        "x.parquet", written(pa.table([SONGS] * 2, ["text"] * 2)), "names 'text' twice; give each",
+    ),
     "parquet": ("x.parquet", b"PAR1 and nothing", "x.parquet: cannot be read ("),
     "half parquet": ("x.parquet", parquet(SONGS)[:-9], "x.parquet: cannot be read ("),
     "arrow": ("x.arrow", arrow(SONGS)[:-200], "x.arrow: cannot be read ("),

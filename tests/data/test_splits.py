@@ -3,6 +3,7 @@
 import gzip
 import os
 import shutil
+import zipfile
 
 import pytest
 from corpus_files import content, find_text, refused
@@ -244,6 +245,30 @@ def test_equal_files_of_a_text_are_noted(tmp_path, files, said, capsys):
     assert not said or notes[0].startswith(f"note: {tmp_path}: {said}")
 
 
+@pytest.mark.parametrize("names", [("a.txt", "b.txt"), ("train.txt", "test.txt")])
+def test_an_archive_beside_the_files_in_it_is_refused_and_equal_ones_are_noted(
+    tmp_path, names, capsys
+):
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
+        for name in names:
+            archive.writestr(name, "train\n" * 99)
+    find_text(write(tmp_path, **{"else.txt": "no", "inner/b.txt": "no"}), tmp_path / "c")
+    shutil.copy(tmp_path / "data.zip", tmp_path / "data (1).zip")
+    find_text(tmp_path, tmp_path / "c")
+    assert "data (1).zip and data.zip have the same bytes; remove" in capsys.readouterr().err
+    write(tmp_path, **{names[1]: "test"})
+    fault = f"has both data (1).zip/{names[1]} and {names[1]}; remove one"
+    assert refused(lambda: find_text(tmp_path, tmp_path / "c")).endswith(fault)
+
+
+def test_a_folder_beside_the_archive_of_its_name_is_refused(tmp_path):
+    write(tmp_path, **{"train/a.txt": "train", "test/b.txt": "test"})
+    with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
+        archive.write(tmp_path / "train/a.txt", "train/a.txt")
+    message = refused(lambda: find_text(tmp_path))
+    assert message.endswith("has both train.zip/a.txt and train/a.txt; remove one")
+
+
 @pytest.mark.parametrize(
     ("files", "fault"),
     [
@@ -263,6 +288,13 @@ def test_equal_files_of_a_text_are_noted(tmp_path, files, said, capsys):
         (("wikitrain.txt", "wikitest.txt"), "wikitest.txt, wikitrain.txt seem to be splits"),
         (("tr.txt", "va.txt", "te.txt", "x.txt"), "te.txt, tr.txt, va.txt seem to be splits"),
         (("c4_tr.txt", "c4_te.txt"), "c4_te.txt, c4_tr.txt seem to be splits"),
+        (
+            ("fold0_train.txt", "fold0_test.txt", "fold1_train.txt", "fold1_test.txt"),
+            "fold0_test.txt and fold1_test.txt begin two sets of splits",
+        ),
+        (("train.txt", "train_small.txt"), "has both train.txt and train_small.txt; remove one"),
+        (("train - Copy.txt", "train.txt"), "has both train - Copy.txt and train.txt; remove one"),
+        (("train (1).txt", "train.txt"), "has both train (1).txt and train.txt; remove one"),
         (("train.txt", "test.raw"), "several kinds, such as train.txt and test.raw"),
     ],
 )  # fmt: skip
@@ -301,6 +333,22 @@ def test_starts_beside_one_of_several_arrays_are_not_ignored(tmp_path):
     save(tmp_path / "train-1.starts.npy", [0, 9])
     message = refused(lambda: load_corpus("tokens", tmp_path, cache_dir=tmp_path / "c"))
     assert "train-1.starts.npy: its array is one of several, each a document; join" in message
+
+
+def test_texts_of_a_split_may_have_any_other_names(tmp_path):
+    names = ["train/old.txt", "train/small.txt", "train/town.txt", "train/town_old.txt"]
+    write(tmp_path, **dict.fromkeys(names, "train"))
+    assert sum(map(len, content(find_text(tmp_path)).values())) == 4 * len(LINES["train"])
+
+
+def test_parts_that_are_missing_are_noted(tmp_path, capsys):
+    write(tmp_path, **{f"train-0000{n}-of-00003.txt": "train" for n in (0, 2)})
+    find_text(tmp_path)
+    note = f"note: {tmp_path}: train-*-of-00003 has 2 of 3 parts; are the others missing?"
+    assert note in capsys.readouterr().err
+    write(tmp_path, **{"train-00001-of-00003.txt": "train", "train_old.txt": "train"})
+    find_text(tmp_path)
+    assert "are the others" not in capsys.readouterr().err
 
 
 def test_an_array_of_ids_is_not_a_split_of_another_name(tmp_path):

@@ -250,6 +250,34 @@ def test_two_files_for_one_split_are_refused(tmp_path):
         load_corpus("tokens", tmp_path)
 
 
+def test_raw_ids_may_begin_with_the_largest(tmp_path):
+    (tmp_path / "x.bin").write_bytes(np.array([65535] * 4 + [*range(99)], "<u2").tobytes())
+    corpus = load_corpus("tokens", tmp_path / "x.bin", vocab_size=1 << 16, cache_dir=tmp_path / "c")
+    assert corpus.train[:5].tolist() == [65535] * 4 + [0]
+
+
+def test_a_text_is_not_read_as_raw_ids(tmp_path):
+    (tmp_path / "train.bin").write_text("Gr\u00fc\u00dfe von hier.\n" * 9, encoding="utf-8")
+    save(tmp_path / "val.npy", IDS)
+    fault = "train.bin: is text, not raw ids; name it .txt and use data.name=text"
+    with pytest.raises(DataError, match=fault):
+        load_corpus("tokens", tmp_path, cache_dir=tmp_path / "c")
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_a_pickle_is_not_read_as_raw_ids(tmp_path, protocol):
+    (tmp_path / "x.bin").write_bytes(pickle.dumps(IDS.tolist(), protocol))
+    with pytest.raises(DataError, match=r"x.bin: is a Python pickle, not raw ids; write the ids"):
+        load_corpus("tokens", tmp_path / "x.bin", dtype="uint8", cache_dir=tmp_path / "c")
+
+
+def test_a_folder_with_one_array_is_this_array(tmp_path):
+    save(tmp_path / "ids.npy", IDS)
+    save(tmp_path / "ids.starts.npy", [0, 10, 20, 30])
+    train = load_corpus("tokens", tmp_path, cache_dir=tmp_path / "c").train
+    assert [len(document) for document in train] == [10, 10]
+
+
 def test_an_array_given_as_text_names_the_setting_for_arrays(tmp_path):
     path = save(tmp_path / "ids.npy")
     with pytest.raises(DataError, match=r"is a NumPy array, not a text; use data.name=tok"):

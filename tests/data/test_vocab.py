@@ -297,6 +297,7 @@ KOREAN = "나는 고양이다. 이름은 아직 없다. 어디서 태어났는�
         (JAPANESE, "shift_jis", "iconv -f CP932 -t UTF-8"),
         (JAPANESE, "euc_jp", "iconv -f EUC-JP -t UTF-8"),
         (JAPANESE, "iso2022_jp", "iconv -f ISO-2022-JP-2 -t UTF-8"),
+        (KOREAN, "iso2022_kr", "iconv -f ISO-2022-KR -t UTF-8"),
         (CHINESE, "gbk", "iconv -f GB18030 -t UTF-8"),
         (KOREAN, "euc_kr", "iconv -f CP949 -t UTF-8"),
         (RUSSIAN, "cp1251", "iconv -f CP1251 -t UTF-8"),

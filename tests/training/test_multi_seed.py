@@ -10,11 +10,13 @@ from tiers import rest_slow
 from tiny_runs import arrays, call, claimed, corpus_and_experiment, experiment, run, write_config
 
 import txl_jax
+from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ConfigError, ExperimentConfig, override
 from txl_jax.training.loop import train
 from txl_jax.training.multi_seed import seed_array
 from txl_jax.training.plan import build_plan
 from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.run import stored_experiment
 
 SETTINGS = {
     "seed": 3,
@@ -132,6 +134,22 @@ def test_every_seed_gives_the_key_that_it_gives_alone(seed):
 def test_a_mesh_of_several_devices_is_refused(folder):
     with pytest.raises(ConfigError, match=r"^config key train.num_seeds = 2: is for one device"):
         override(experiment(folder), {"train.num_seeds": 2, "mesh.data": 2})
+
+
+def test_a_folder_of_seeds_is_resumed_with_all_or_refused_with_the_only_one(folder, tmp_path):
+    corpus, exp = corpus_and_experiment(folder, **SETTINGS)
+    for seed in (3, 5):
+        claimed(
+            tmp_path / f"seed_{seed}", override(exp, {"seed": seed, "train.num_seeds": 1}), corpus
+        )
+        if seed == 3:
+            with pytest.raises(WorkdirError, match=r"its only run is in workdir=.*/seed_3; name"):
+                stored_experiment(str(tmp_path))
+    with pytest.raises(WorkdirError, match=r"seed_4 is missing between its runs; resume each"):
+        stored_experiment(str(tmp_path))
+    shutil.copytree(tmp_path / "seed_3", tmp_path / "seed_4")
+    found = stored_experiment(str(tmp_path))
+    assert (found.seed, found.train.num_seeds) == (3, 3)
 
 
 @pytest.mark.slow

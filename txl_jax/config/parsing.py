@@ -129,8 +129,14 @@ def _anything(key: str, value: Any) -> Any:
         known = {"true": True, "false": False, "none": None, "null": None}
         if not value.strip():
             raise refusal(key, value, "a value is missing; give one, or none")
-        listed = value.strip()[0] in "([" or "," in value
-        value = known.get(value.lower(), _listed(value, True) if listed else _number(value))
+        begins = lambda part: isinstance(part, str) and part.strip()[:1] in ("(", "[")
+        if begins(value) or "," in value:
+            parts = _listed(value, True)
+            if any(map(begins, parts)):
+                raise refusal(key, value, "is no list; write 1,2 or a,b or ['a', 'b']")
+            value = parts
+        else:
+            value = known.get(value.lower(), _number(value))
     if isinstance(value, list | tuple | range) or getattr(value, "ndim", 0) == 1:
         return [_anything(key, item) for item in value]
     if not isinstance(value, bool | int | float | str | None):

@@ -5,7 +5,6 @@ import collections
 import contextlib
 import io
 import itertools
-import re
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ import numpy as np
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import BOUNDARY, BYTES, EOS, SENTENCE_UNK, SPACE, UNK, UnknownSymbolError
-from txl_jax.file_kinds import not_text, wide_encoding
+from txl_jax.file_kinds import iso_2022, not_text, wide_encoding
 from txl_jax.units import Unit
 
 Blocks = Iterable[str | bytes]
@@ -24,7 +23,6 @@ ENCODINGS = (
     *("cp932", "euc_jp", "gb18030", "big5", "cp949"),
 )
 """Encodings that an error may suggest. If several fit equally well, it suggests the first."""
-_JAPANESE = re.compile(rb"\x1b\$[@B]")
 _WHITE_TO_SPACE = bytes.maketrans(string.whitespace.encode(), SPACE.encode() * 6)
 
 
@@ -44,8 +42,8 @@ def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False
             text = block if isinstance(block, str) else decoder.decode(raw, final=block is None)
             if not any_character and (at := raw.find(0)) >= 0:
                 fault = "the character U+0000 (NUL) is in no text"
-            elif not any_character and (escape := _JAPANESE.search(raw)):
-                at, fault = escape.start(), "an escape sequence of ISO-2022-JP"
+            elif not any_character and (escape := iso_2022(raw)):
+                at, fault = escape[0], f"an escape sequence of {escape[1]}"
         except UnicodeDecodeError as error:
             at, fault = error.start - kept, f"not UTF-8 ({error.reason})"
         if fault:
@@ -64,8 +62,8 @@ def how_to_convert(raw: bytes) -> str:
     """Returns the command that converts a text that is not UTF-8, for the end of a message."""
     import charset_normalizer  # for an error only
 
-    if _JAPANESE.search(raw):
-        return "by  iconv -f ISO-2022-JP-2 -t UTF-8 FILE > NEW"
+    if escape := iso_2022(raw):
+        return f"by  iconv -f {escape[1]} -t UTF-8 FILE > NEW"
     text = raw[: 1 << 16].decode("utf-8", "replace")
     others = sum(character > "\x7f" for character in text)
     if others > 5 * text.count("\ufffd"):  # UTF-8 with few damaged places

@@ -28,6 +28,7 @@ CONTAINERS = {
     b"\x89HDF": "an HDF5 file; write the ids with numpy.save",
 }
 """What the first bytes of other files say, and what to do."""
+PICKLES = (b"\x80\4\x95", b"\x80\5\x95")  # the size of their first frame follows, in 8 bytes
 SHORT = 64
 """The number of bytes of the start where the count of a short header is looked for."""
 LONG = 16
@@ -45,7 +46,9 @@ def llm_c_type(path: Path, size: int) -> np.dtype | None:
     first = start[:12]
     if kind := next((kind for magic, kind in CONTAINERS.items() if first.startswith(magic)), None):
         raise DataError(f"{path}: is {kind}")
-    if kind := file_kind(start, least=4):  # shorter marks may be ids
+    ids = start.startswith(b"\xff" * 4)  # these may be, as may shorter marks
+    pickled = start[:3] in PICKLES and start[7:11] == bytes(4)
+    if not ids and (kind := file_kind(start, least=2 if pickled else 4)):
         raise DataError(f"{path}: is {kind}, not raw ids; write the ids with numpy.save")
     magic, version, count = np.frombuffer(first.ljust(12, b"\0"), "<i4").tolist()
     if magic in LLM_C_OTHERS:

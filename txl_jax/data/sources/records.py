@@ -103,6 +103,11 @@ def _json(stored: Stored, field: str, folder: Path) -> Records:
         yield where, record if texts_alone else _field(record, field, where)
 
 
+def is_json(start: bytes) -> bool:
+    """Whether a text begins as an array of objects of JSON, or as an object in several lines."""
+    return bool(re.match(rb'(\xef\xbb\xbf)?\s*(\[\s*\{\s*"|\{\s*\n\s*"[^"\n]*"\s*:)', start))
+
+
 def is_json_lines(start: bytes) -> bool:
     """Whether the first two lines of a text are objects of JSON with a text in a field."""
     *whole, last = start.split(b"\n", 2)
@@ -125,6 +130,9 @@ def _field(record: Any, field: str, where: str) -> Any:
 
 def _no_field(field: str, names: list[str], where: str) -> DataError:
     known = one_line(", ".join(map(str, names))) or "nothing"
+    if field in names:
+        fix = "give each column a name of its own"
+        return DataError(f"{where}: names {field!r} twice; {fix}")
     fix = argument("config.data.field", nearest(field, names) or "NAME")
     return DataError(f"{where}: has no field {field!r}, but {known}; name the text's: {fix}")
 
@@ -149,10 +157,7 @@ def _csv(stored: Stored, field: str, folder: Path) -> Records:
             if not first.strip():
                 what = f"line {skipped + 1} is empty; write the names of the columns there"
                 raise DataError(f"{stored}: {what}")
-            if names.count(field) > 1:
-                fix = "give each column a name of its own"
-                raise DataError(f"{stored}: the first line names {field!r} twice; {fix}")
-            if field not in names:
+            if names.count(field) != 1:
                 raise _no_field(field, names, f"{stored}, line {skipped + 1} (of column names)")
             at = names.index(field)
             for row in filter(None, rows):

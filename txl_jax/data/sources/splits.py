@@ -7,6 +7,7 @@ A word of a name is a run of letters, or a part of one that begins with a capita
 ``latest`` and ``training_notes`` name no split. ``training`` and ``testing`` alone do.
 """
 
+import collections
 import itertools
 import os
 import re
@@ -23,6 +24,12 @@ SHOWN = 4  # the largest number of files that are listed at each end of a longer
 
 _WORD = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+")
 _ING = re.compile(r"^(train|test)ing(?=\.|$)", re.IGNORECASE)  # training.txt, not training_notes
+_COPY = re.compile(
+    r"[\s_.-]+(?:\(\d+\)|copy|backup|old|small|tiny|mini|sample|subset)$", re.IGNORECASE
+)  # ends the name of a file that repeats another one, or a part of it
+_FOLD = re.compile(r"(?:folds?|cv)[\W_]*(\d+)", re.IGNORECASE)
+_ZIPPED = re.compile(r"(.*?)\.zip/", re.IGNORECASE)
+_SHARD = re.compile(r"\d+-of-(\d+)")
 _PART = re.compile(
     r"train|valid(?:ation)?|test|dev|e?val|(?<![^\W\d_])(?:trn?|tst|te|va)(?![^\W\d_])"
 )  # in longer words, or short for one
@@ -100,15 +107,24 @@ def _check_rest(
 
 
 def _check_copies(found: Mapping[str, list[str]], where: str, stem: Callable[[str], str]) -> None:
-    """Raises DataError if two files of a split have one name, such as val.txt and valid.txt.gz."""
+    """Raises DataError if two files of a split have one name, such as val.txt and valid.txt.gz.
+
+    A file beside the archive that it was unpacked from, or in a folder of the archive's name, has
+    the name that it has there.
+    """
     as_split = lambda word: "{}" if word[0].lower() in SPLIT_OF else word[0]
-    for names in found.values():
+    for split, names in found.items():
         known: dict[str, str] = {}
         for name in names:
             form = _WORD.sub(as_split, _ING.sub(r"\1", stem(name)))
+            if split and (short := _COPY.sub("", form)).endswith("{}"):
+                form = short
             before = known.setdefault(form, name)
             if before != name:
                 raise DataError(f"{where}: has both {before} and {name}; remove one")
+        for (form, name), to in itertools.product(known.items(), ("", r"\1/")):
+            if (beside := known.get(_ZIPPED.sub(to, form), name)) != name:
+                raise DataError(f"{where}: has both {name} and {beside}; remove one")
 
 
 def _check_alike(names: list[str], where: str) -> None:
@@ -129,13 +145,14 @@ def _check_alike(names: list[str], where: str) -> None:
 def _check_sets(words: Mapping[str, list[str]], where: str) -> None:
     """Raises DataError for two sets of splits, such as ptb.train, ptb.char.train and their tests.
 
-    Digits do not count, so that parts of a split are one set.
+    Digits do not count, so that parts of a split are one set, unless they number folds: the test
+    text of one fold is training text of the others.
     """
     sets: dict[tuple[str, ...], dict[str, str]] = {}
     for name, parts in words.items():
         for split in _splits(parts):
             key = tuple("{}" if word.lower() in SPLIT_OF else word for word in parts)
-            sets.setdefault(key, {}).setdefault(split, name)
+            sets.setdefault((*key, *_FOLD.findall(name)), {}).setdefault(split, name)
     whole = [names for names in sets.values() if len(names) > 1]
     if len(whole) > 1:
         both = " and ".join(next(iter(names.values())) for names in whole[:2])
@@ -162,6 +179,12 @@ def report(where: str, found: Mapping[str, list[str]], rest: list[str], sizes: M
     parts += [f"left out: {listed(rest)}"] if rest else []
     if parts:
         say_once(one_line(f"{where}: {'; '.join(parts)}"))
+    shards = (m for names in found.values() for m in map(_SHARD.search, names) if m)
+    there = collections.Counter((shard.string[: shard.start()], shard[1]) for shard in shards)
+    for (name, of), count in there.items():
+        if count < int(of):
+            fault = f"{one_line(name)}*-of-{of} has {count:,} of {int(of):,} parts"
+            say_once(f"note: {where}: {fault}; are the others missing?")
 
 
 def _size(n: int) -> str:

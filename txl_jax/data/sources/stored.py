@@ -30,6 +30,7 @@ from txl_jax.data.sources.source import BLOCK, file_hash, hidden
 from txl_jax.file_kinds import (
     LOOKED_AT,
     file_kind,
+    iso_2022,
     not_text,
     readable_end,
     wide_encoding,
@@ -94,8 +95,20 @@ class Stored:
                 archive = stack.enter_context(zipfile.ZipFile(file))
                 file = stack.enter_context(archive.open(self.member))
             if self.compression:
+                file = io.BufferedReader(file, LOOKED_AT)
+                self._check_compression(file.peek())
                 file = stack.enter_context(OPENERS[self.compression](file))
             yield stack.enter_context(io.BufferedReader(file, BLOCK))
+
+    def _check_compression(self, start: bytes) -> None:
+        """Raises DataError for a file that is not compressed as the end of its name says."""
+        end = readable_end(start)
+        marked = end or self.compression in (".gz", ".bz2", ".xz")  # others may begin otherwise
+        if start and marked and end != self.compression:
+            kind = file_kind(start) or f"no {self.compression} file"
+            fix = f"end its name in {end}" if end else f"leave {self.compression} out of its name"
+            fix += ", or if it is damaged get it again"
+            raise DataError(f"{self}: cannot be read (it is {kind}); {fix}")
 
     def blocks(self, any_bytes: bool) -> Iterator[bytes]:
         """Yields its plain bytes without a byte order mark; DataError unless UTF-8 is in them."""
@@ -136,6 +149,9 @@ class Stored:
             raise DataError(f"{self}: is {kind}, not text; {fix}")
         if encoding and (kind := wide_encoding(start)):
             raise DataError(f"{self}: is {kind} text without a byte order mark; save it as UTF-8")
+        if encoding and iso_2022(start):
+            for _ in decode_utf8([start], str(self)):
+                pass
 
 
 def _holds_tar(path: Path, end: str | None) -> bool:

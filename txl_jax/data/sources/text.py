@@ -19,7 +19,15 @@ from txl_jax.data.pieces import split_edges
 from txl_jax.data.sources import source
 from txl_jax.data.sources.download import check_hash, download
 from txl_jax.data.sources.headers import LLM_C
-from txl_jax.data.sources.records import READERS, TABLES, is_json_lines, texts
+from txl_jax.data.sources.records import (
+    JSON_LINES,
+    READERS,
+    TABLES,
+    WHOLE_JSON,
+    is_json,
+    is_json_lines,
+    texts,
+)
 from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
 from txl_jax.data.sources.splits import arrange, listed, report
 from txl_jax.data.sources.stored import ZIP, PlainText, Stored, unpacked
@@ -131,12 +139,16 @@ def _plain(file: Stored, data: DataConfig, kind: str, cache: Path) -> PlainText:
 
 
 def _refuse_records(file: Stored) -> None:
-    """Raises DataError for lines of JSON, unless the name ends as that of a text."""
+    """Raises DataError for JSON, unless the name ends as that of a text."""
     with file.opened() as opened:
         start = opened.read(LOOKED_AT)
-    if file.suffix not in filter(None, SUFFIXES) and is_json_lines(start):
-        fix = f"let its name end in .jsonl{file.compression}, or to train these characters in .txt"
-        raise DataError(f"{file}: has an object of JSON in each line; {fix}{file.compression}")
+    if file.suffix in filter(None, SUFFIXES) or not (is_json(start) or is_json_lines(start)):
+        return
+    what, end = "is JSON", WHOLE_JSON
+    if is_json_lines(start):
+        what, end = "has an object of JSON in each line", JSON_LINES[0]
+    fix = f"let its name end in {end}{file.compression}, or to train these characters in .txt"
+    raise DataError(f"{file}: {what}; {fix}{file.compression}")
 
 
 def _refuse_array(file: Stored, any_bytes: bool) -> None:

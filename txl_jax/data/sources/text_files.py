@@ -11,6 +11,7 @@ from txl_jax.data.sources.records import OTHERS, READERS, WHOLE_JSON, saved_file
 from txl_jax.data.sources.source import hidden, say_once
 from txl_jax.data.sources.splits import listed, splits_named
 from txl_jax.data.sources.stored import ZIP, Stored, members
+from txl_jax.file_kinds import zip_kind
 from txl_jax.messages import argument, one_line
 
 SUFFIXES = (".txt", ".text", ".tokens", ".raw", "")
@@ -36,10 +37,14 @@ def text_files(path: Path) -> dict[str, Stored]:
         if len(found) == 1:  # as enwik8.zip has enwik8
             return {found[0].name: found[0]}
         found = list(filter(_may_be_text, found)) or list(filter(_is_other, found))
-    known = {file.name: file for file in found if _may_be_text(file)}
+    if known := {file.name: file for file in found if _may_be_text(file)}:
+        return known
+    if not path.is_dir() and (kind := zip_kind(file.member for file in members(path))):
+        fix = "name a text; docs/own_data.md lists what is read"
+        raise DataError(f"{path}: is {kind}, not text; {fix}")
     ends = {file.suffix for file in found}
-    if known or (len(ends) == 1 and not ends & {*ARRAYS}):
-        return known or {file.name: file for file in found}
+    if len(ends) == 1 and not ends & {*ARRAYS}:
+        return {file.name: file for file in found}
     fix = ""
     if ends & {*ARRAYS}:
         fix = f"; for its arrays use {argument('config.data.name', 'tokens')}"
@@ -145,8 +150,10 @@ def unread(path: Path, files: Mapping[str, Stored]) -> list[str]:
 def note_copies(where: str, files: Sequence[Stored]) -> None:
     """Prints once that files have the same bytes, since the same text may be trained and scored."""
     by_size: dict[int, list[Stored]] = {}
-    for file in files:
-        if file.size and not file.member:
+    for file in {file.path: file for file in files}.values():
+        whole = Stored(file.path, file.path.name, file.path.stat().st_size)  # an archive
+        file = whole if file.member else file
+        if file.size:
             by_size.setdefault(file.size, []).append(file)
     known, copies = dict[str, Stored](), list[str]()
     for file in itertools.chain(*(equal for equal in by_size.values() if len(equal) > 1)):

@@ -31,10 +31,11 @@ from txl_jax.data.sources.cache import json_hash, make_folder, write_errors, wri
 from txl_jax.data.sources.headers import HEADER, check_no_count, check_no_header, llm_c_type
 from txl_jax.data.sources.plain_pickle import META, read_meta
 from txl_jax.data.sources.source import SPLITS, file_hash, read_errors
-from txl_jax.data.sources.splits import arrange, report
+from txl_jax.data.sources.splits import arrange, report, splits_named
 from txl_jax.data.sources.text import OWN_SPLITS
 from txl_jax.data.symbols import scan_ids
 from txl_jax.data.vocab import Vocab
+from txl_jax.file_kinds import is_text
 from txl_jax.files import parse_json
 from txl_jax.messages import argument
 
@@ -108,9 +109,11 @@ def find(data: DataConfig, cache: Path) -> TokenFiles:
     if data.path is None:
         raise DataError("data.name = 'tokens': needs data.path, a .npy or .bin file or a folder")
     path = source.existing_path(data.path, cache)
+    arrays = _arrays(path) if path.is_dir() else {}
+    if len(arrays) == 1 and not splits_named(*arrays):
+        path = next(iter(arrays.values()))  # beside its symbols or starts
     if path.is_file():
         return _cut(_with_documents(open_tokens(path, data), data), path.parent, str(path), data)
-    arrays = _arrays(path)
     sizes = {name: file.stat().st_size for name, file in arrays.items()}
     stem = lambda name: os.path.splitext(name)[0]
     named, rest = arrange(sizes, str(path), stem)
@@ -278,6 +281,9 @@ def _open_raw(path: Path, data: DataConfig, size: int) -> np.memmap:
         raise DataError(f"{path}: {fault}; set data.dtype to the type of its numbers")
     tokens = np.memmap(path, dtype, mode="r")
     first = np.asarray(tokens[:LOOKED_AT])
+    if dtype.itemsize > 1 and size >= 64 and is_text(first.tobytes()):
+        fix = argument("config.data.name", "text")
+        raise DataError(f"{path}: is text, not raw ids; name it .txt and use {fix}")
     if dtype.itemsize < 8 and first[::2].any() and not first[1::2].any() and len(first) >= 16:
         wider = f"{dtype.kind.replace('i', 'int').replace('u', 'uint')}{16 * dtype.itemsize}"
         fault = f"every second number is 0 when read as {dtype}"
