@@ -26,7 +26,7 @@ from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.evaluation.results import Evaluation
 from txl_jax.evaluation.split import score_split, write_evaluation
 from txl_jax.generation.write import write_continuations
-from txl_jax.messages import argument, names_flags, one_line, shown_path
+from txl_jax.messages import argument, names_flags, shown_path
 from txl_jax.parallel import processes
 from txl_jax.paths import names, path, read_text
 from txl_jax.standard_streams import stderr
@@ -203,10 +203,8 @@ def stored_experiment(workdir: str, start_from: str | None = None) -> Experiment
     if len(seeds) == 1:  # as in a sweep
         named = argument("workdir", shown_path(first))
         raise WorkdirError(f"{given}: its only run is in {named}; name that")
-    if gaps := [f"seed_{n}" for n in range(seeds[0], seeds[-1]) if n not in seeds]:
+    if gaps := [n for n in range(seeds[0], seeds[-1]) if n not in seeds]:
         fix = "resume each run by its own folder, or give the settings with all seeds"
-        raise WorkdirError(
-            f"{given}: {one_line(', '.join(gaps))} is missing between its runs; {fix}"
-        )
+        raise WorkdirError(f"{given}: seed_{gaps[0]} is missing between its runs; {fix}")
     exp = loaded_experiment(first)
     return dataclasses.replace(exp, train=dataclasses.replace(exp.train, num_seeds=len(seeds)))
