@@ -12,7 +12,7 @@ run that was never stopped. The workdir gets checkpoints and the curve of return
 
 The algorithm is PPO (Schulman et al. 2017) with GAE (Schulman et al. 2016), on GTrXL (Parisotto et
 al. 2019). The defaults are those of transformerXL_PPO_JAX for MemoryChain-bsuite. Environments are
-named as in gymnax, or as in Craftax if that is installed (*not run*):
+named as in gymnax, or as in Craftax 1.6 if that is installed (a few updates were run on a CPU):
 
     python examples/ppo.py --workdir=runs/craftax --env=Craftax-Symbolic-v1 --environments=1024 \\
         --updates=7600 --anneal_updates=7600 --gamma=0.999
@@ -388,7 +388,9 @@ def train(c: Settings, workdir: str, until: int | None = None) -> TrainState:
             state = update(state)
             n, returns = int(state.step), np.asarray(state.opt_state["returns"])
             steps = n * c.environments * c.steps
-            print(f"update {n}, {steps:,} steps: mean return {returns[n - 1]:.3f}", flush=True)
+            mean = returns[n - 1]
+            said = "no episode ended" if np.isnan(mean) else f"mean return {mean:.3f}"
+            print(f"update {n}, {steps:,} steps: {said}", flush=True)
             checkpoints.save(n, state, {"config": config}, None)
             draw(returns[:n], c, os.path.join(workdir, "returns.png"))
     return state

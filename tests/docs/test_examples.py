@@ -146,6 +146,22 @@ def test_continuous_actions_are_normal_and_scaled_to_the_environments_range(ppo)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env", "size"), [("Craftax-Classic-Symbolic-v1", 1345), ("Craftax-Symbolic-v1", 8268)]
+)
+def test_craftax_can_be_trained_in(ppo, env, size):
+    pytest.importorskip("craftax.craftax_env", exc_type=ImportError)
+    run = ppo["PPO"](ppo["Settings"](**{**SMALL, "env": env}))
+    before = jax.jit(run.init)()
+    update = jax.jit(run.update)
+    after = update(update(before))
+    assert after.opt_state["world"].observation.shape == (SMALL["environments"], size)
+    changed = lambda new, old: np.isfinite(new).all() and np.any(new != old)
+    assert all(jax.tree.leaves(jax.tree.map(changed, after.params, before.params)))
+    assert (np.asarray(after.mems.filled) == SMALL["mem_len"]).all()
+
+
+@pytest.mark.slow
 def test_every_environment_of_gymnax_can_be_trained_in(ppo):
     """But for the one that downloads images."""
     names = [name for name in pytest.importorskip("gymnax").registered_envs if "MNIST" not in name]
