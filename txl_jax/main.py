@@ -158,10 +158,10 @@ def run() -> int:
     if config is None and (reads == "config" or new_run):
         raise ConfigError("--config=NAME or FILE is needed, for example --config=quickstart")
     if config is None and _WORKDIR.value is None:
-        raise ConfigError(
-            f"--mode={mode} needs --workdir=DIR, the folder of a run, for example"
-            " --workdir=runs/quickstart"
-        )
+        what = "a run, for example --workdir=runs/quickstart"
+        if reads == "runs":
+            what = "a run, or a new one for the files of this mode"
+        raise ConfigError(f"--mode={mode} needs --workdir=DIR, the folder of {what}")
     if _TOPOLOGY.value is not None and mode != "compile":
         raise ConfigError(f"--topology={truncate(_TOPOLOGY.value)}: is for --mode=compile")
     exp, workdir = load_config(config, _overrides) if config else None, _workdir(config, mode)

@@ -62,7 +62,7 @@ _NEEDS = {
     "either": "--config=NAME [--workdir=DIR]",
     "config": "--config=NAME [--workdir=DIR]",
     "model": "--workdir=DIR [--step=STEP]",
-    "runs": "[--workdir=DIR]",
+    "runs": "--workdir=DIR",
 }
 """The flags of a mode, by what it gets."""
 

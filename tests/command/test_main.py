@@ -162,6 +162,11 @@ def refused(*arguments):
             " --workdir=runs/quickstart",
         ),
         (
+            ["--mode=report", "--config.report.workdirs=a,b"],
+            "--mode=report needs --workdir=DIR, the folder of a run, or a new one for the files of"
+            " this mode",
+        ),
+        (
             ["--workdir=/tmp/no run"],
             "'--workdir=/tmp/no run': there is no such folder; start one with --config=NAME",
         ),
