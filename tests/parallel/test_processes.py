@@ -324,7 +324,7 @@ def test_an_error_of_process_0_ends_all_with_its_text(short, two, tmp_path):
     assert "what differs:\n  train.seg_len: 16 -> 8" in first
     assert codes[0] == 2
     assert codes[1] != 0
-    assert "error: process 0 failed: WorkdirError: --workdir" in second
+    assert "error: process 0 failed: AnotherRunError: --workdir" in second
 
 
 @pytest.mark.slow

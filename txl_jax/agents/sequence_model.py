@@ -75,6 +75,6 @@ class SequenceModel(nn.Module):
         mask = None if mask is None else jnp.asarray(mask) != 0
         check_array("mask", jnp.zeros((b, t), bool) if mask is None else mask, "bool", (b, t))
         states, new, mems = core.core_and_inputs(inputs, Memory(hidden, filled), reset=mask)
-        # Of each layer by itself: the newest states in ``mems`` are copied before they are parted.
+        # Each layer's new memory is made here, because XLA copies ``mems.hidden`` to take it apart.
         newest = lambda old, x: jnp.concatenate([old[:, t:], x[:, max(t - m, 0) :]], axis=1)
         return (tuple(map(newest, layers, new)), mems.filled), states

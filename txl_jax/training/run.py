@@ -188,8 +188,8 @@ def stored_experiment(workdir: str, start_from: str | None = None) -> Experiment
     """Returns the experiment of a run that has begun in a workdir, of all its seeds.
 
     Without one, it is that of ``start_from``, whose model a new run begins with.
-    Raises WorkdirError if there is no run, or one in a folder of its seed, or if its settings
-    cannot be used.
+    Raises WorkdirError if there is no run, if the only one is in a folder of its seed, if a seed
+    between others is missing, or if the settings cannot be used.
     """
     if path(workdir, CONFIG).exists():
         return loaded_experiment(workdir)

@@ -109,8 +109,8 @@ def _check_rest(
 def _check_copies(found: Mapping[str, list[str]], where: str, stem: Callable[[str], str]) -> None:
     """Raises DataError if two files of a split have one name, such as val.txt and valid.txt.gz.
 
-    A file beside the archive that it was unpacked from, or in a folder of the archive's name, has
-    the name that it has there.
+    A file in an archive counts as the same file as its unpacked copy, beside the archive or in a
+    folder of the archive's name.
     """
     as_split = lambda word: "{}" if word[0].lower() in SPLIT_OF else word[0]
     for split, names in found.items():
