@@ -15,7 +15,7 @@ from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab, encode_prompt
-from txl_jax.generation.generate import TokenChunk, generate, in_compute_dtype
+from txl_jax.generation.generate import TokenChunk, generate
 from txl_jax.generation.sampling import (
     apply_repetition_penalty,
     keep_min_p,
@@ -26,6 +26,7 @@ from txl_jax.generation.sampling import (
 from txl_jax.generation.text import continuations
 from txl_jax.generation.utf8 import utf8_automaton
 from txl_jax.generation.write import detokenise
+from txl_jax.model.precision import in_compute_dtype
 from txl_jax.model.transformer_xl import TransformerXL
 
 GREEDY = GenerateConfig(length=12, mem_len=9, temperature=0.0)

@@ -104,20 +104,20 @@ def test_a_short_segment_reads_less_of_what_nobody_sees_where_that_is_quicker(mo
 
 
 @pytest.mark.parametrize(
-    ("seg_len", "halved_from", "size"),
+    ("seg_len", "platform", "size"),
     [
-        (128, 64, 64),
-        (101, 64, 51),
-        (64, 64, 32),
-        (63, 64, 63),
-        (1, 64, 1),
-        (128, None, 128),
-        (129, 64, 128),
-        (4096, None, 256),
+        (128, "cpu", 64),
+        (101, "cpu", 51),
+        (64, "cpu", 32),
+        (63, "cpu", 63),
+        (1, "cpu", 1),
+        (128, "gpu", 128),
+        (129, "cpu", 128),
+        (4096, "", 256),
     ],
 )
-def test_queries_taken_at_a_time(seg_len, halved_from, size):
-    assert xla.group_size(seg_len, halved_from) == size
+def test_queries_taken_at_a_time(seg_len, platform, size):
+    assert xla.group_size(seg_len, platform) == size
 
 
 def test_some_queries_at_a_time_with_learnt_scalars_of_distances():

@@ -31,7 +31,7 @@ from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.model.attention import projection_flops
 from txl_jax.model.block import SharedInputs, feed_forward_flops
 from txl_jax.model.flops import layer_flops, vocabulary_flops
-from txl_jax.model.kernels.xla import HALVED_FROM, group_size
+from txl_jax.model.kernels.xla import group_size
 from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import positions_from_end, sinusoids
 from txl_jax.model.transformer_xl import TransformerXL
@@ -222,7 +222,7 @@ def memory_flops(c: TransformerXLConfig, length: int, seg_len: int) -> float:
 
 def window_flops(c: TransformerXLConfig, length: int) -> float:
     """Counts operations per token of efficient windows, in the query groups of kernels/xla.py."""
-    nh, group = c.n_head * c.d_head, group_size(length, HALVED_FROM.get(jax.default_backend()))
+    nh, group = c.n_head * c.d_head, group_size(length, jax.default_backend())
     starts = range(0, length, group)
     keys_read = sum(min(start + group, length) * min(group, length - start) for start in starts)
     layer = projection_flops(c, length, length) + length * feed_forward_flops(c)

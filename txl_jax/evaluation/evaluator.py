@@ -29,6 +29,7 @@ from txl_jax.model import self_check
 from txl_jax.model.attention import may_fuse_cache
 from txl_jax.model.kernels.choice import compiler_options
 from txl_jax.model.memory import Cache, Memory, cache_shardings, memory_shardings
+from txl_jax.model.precision import in_compute_dtype
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import EVALUATION, Checked, Work
 from txl_jax.parallel.processes import is_process_zero, placed
@@ -160,7 +161,7 @@ class Evaluator:
         """
         self.check_attention()
         start = time.perf_counter()
-        params = placed(params, self._shardings.parameters(params))
+        params = self._matrices(placed(params, self._shardings.parameters(params)))
         n_statistics = self.protocol.dynamic.statistics if self._training else 0
         first_scored = n_statistics + self.batches.warm_up
         total, count, previous = 0.0, 0, (0.0, 0)
@@ -193,6 +194,7 @@ class Evaluator:
 
     def lower(self, params: Params) -> jax.stages.Lowered:
         """Lowers the program that scores a segment. ``params`` has shapes with shardings."""
+        params = self._matrices(params)
         mems, batch = self.first_memory_shapes(params), self.batches.shapes()
         rule = self.protocol.dynamic.rule
         if rule == "none":
@@ -202,6 +204,7 @@ class Evaluator:
 
     def lower_before(self, params: Params) -> dict[str, Callable[[], jax.stages.Lowered]]:
         """Returns functions that lower the programs before the first segment, by name."""
+        params = self._matrices(params)
         programs, mems = self._programs, self._placed(jax.eval_shape(self._init_mems))
         found: dict[str, Callable[[], jax.stages.Lowered]] = {}
         if keeps_cache(self.model.cfg, self.protocol):
@@ -211,6 +214,12 @@ class Evaluator:
             inputs = params, params, self._training.shapes(), mems
             found["squares"] = functools.partial(programs.add_squares.lower, *inputs)
         return found
+
+    def _matrices(self, params: Params) -> Params:
+        """Casts matrices once for all segments, unless float32 ones are learnt or scaled."""
+        c = self.model.cfg
+        learnt = self.protocol.dynamic.rule != "none"
+        return params if learnt or c.pre_lnorm else in_compute_dtype(c, params)
 
     def first_memory_shapes(self, params: Params) -> Any:
         """Returns the shapes and shardings of the memory or cache before the first segment."""

@@ -19,6 +19,7 @@ from txl_jax.generation.utf8 import Automaton
 from txl_jax.messages import fields_repr
 from txl_jax.model.inputs import check_array, check_ids
 from txl_jax.model.memory import Cache
+from txl_jax.model.precision import in_compute_dtype
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.compile_cache import compiled_rows
 from txl_jax.parallel.device_memory import Checked, Work, check_arrays
@@ -142,7 +143,9 @@ def _programs(cfg: TransformerXLConfig, mesh: Mesh | None = None) -> tuple[Check
     model = TransformerXL(cfg, mesh)
     step: Callable = _step_without_memory if cfg.memory_free else _step_with_memory
     step = functools.partial(step, model)
-    extend = lambda params, *args: _extend(step, in_compute_dtype(model.cfg, params), *args)
+    # All tokens of a dispatch read the same matrices, which XLA would cast again for each token.
+    cast = lambda params: jax.lax.optimization_barrier(in_compute_dtype(model.cfg, params))
+    extend = lambda params, *args: _extend(step, cast(params), *args)
     # Returns the memory after right-padded rows [B,T]. The compiler removes the unused logits.
     read = lambda params, tokens, lengths, mems: model.apply(
         {"params": params}, tokens, mems, lengths=lengths
@@ -150,17 +153,6 @@ def _programs(cfg: TransformerXLConfig, mesh: Mesh | None = None) -> tuple[Check
     project = functools.partial(model.apply, seg_len=1, method="init_cache")
     jitted = jax.jit(extend, donate_argnums=(1,)), jax.jit(read), jax.jit(project)
     return tuple(Checked(function, _WORK) for function in jitted)
-
-
-def in_compute_dtype(c: TransformerXLConfig, params: Any) -> Any:
-    """Returns the parameters with matrices in the compute dtype, which the model casts them to.
-
-    Otherwise every token of a loop would read them in float32. A mixture's are used in float32.
-    """
-    if c.dtype == "float32" or c.mixtures > 1:
-        return params
-    cast = lambda x: x.astype(c.dtype) if x.ndim > 1 else x
-    return jax.lax.optimization_barrier(jax.tree.map(cast, params))
 
 
 def lower_programs(

@@ -30,6 +30,7 @@ from txl_jax.model.cross_entropy import cross_entropy, full_einsum
 from txl_jax.model.kernels.choice import platform_of
 from txl_jax.model.lookup import table_rows
 from txl_jax.model.mixture import Table
+from txl_jax.model.wide_products import matmul
 from txl_jax.parallel.shardings import replicate, shard_words, sharded_over_rows
 
 
@@ -128,10 +129,12 @@ class Vocabulary(nn.Module):
         ``div_val`` > 1 every cluster looks up every token, with a clipped id, and projects zeros
         for the words of other clusters. This costs little compared with a layer.
         """
-        c = self.cfg
+        c, platform = self.cfg, self._platform()
         table = lambda i: shard_words(jnp.asarray(self.embeddings[i]), self.mesh)
         if c.div_val == 1:
-            x = _project(table_rows(table(0), tokens, c.dtype, self.mesh), self.projections[0])
+            x = _project(
+                table_rows(table(0), tokens, c.dtype, self.mesh), self.projections[0], platform
+            )
         else:
             x = jnp.zeros((*tokens.shape, c.d_model), c.dtype)
             for i, cluster in enumerate(self.clusters):
@@ -139,7 +142,7 @@ class Vocabulary(nn.Module):
                 row = jnp.clip(tokens - cluster.start, 0, cluster.size - 1)
                 part = table_rows(table(i), row, c.dtype, self.mesh)
                 part = jnp.where(own[..., None], part, 0)
-                x = x + _project(part, self.projections[i])
+                x = x + _project(part, self.projections[i], platform)
         if train and c.dropout_embedding:
             keep = jnp.float32(1.0 - c.dropout_embedding)
             shape = (self.clusters[-1].stop,)
@@ -229,7 +232,7 @@ class Vocabulary(nn.Module):
         return tables
 
     def _scores(self, h: jax.Array, i: int, table: Table) -> jax.Array:
-        x, (weight, bias) = _inner(h, self.output_projections[i]), table
+        x, (weight, bias) = _inner(h, self.output_projections[i], self._platform()), table
         return full_einsum("...d,vd->...v", x, weight.astype(x.dtype)) + bias
 
 
@@ -239,7 +242,7 @@ def _cluster_nll(
     """Returns -log p(target), float32 [S], for h [S,D]; ``parts`` are projections and tables."""
     projections, tables = parts
     score = functools.partial(cross_entropy, platform=platform)
-    head = _inner(h, projections[0])
+    head = _inner(h, projections[0], platform)
     if len(clusters) == 1:
         return score(head, *tables[0], targets)
     starts = jnp.array([p.start for p in clusters])
@@ -250,7 +253,7 @@ def _cluster_nll(
     first = jnp.searchsorted(cluster[sorted_rows], jnp.arange(len(clusters) + 1))
     for i, p in enumerate(clusters[1:], start=1):
         members = jnp.roll(sorted_rows, -first[i]), first[i + 1] - first[i]
-        inside, x = jnp.clip(targets - p.start, 0, p.size - 1), _inner(h, projections[i])
+        inside, x = jnp.clip(targets - p.start, 0, p.size - 1), _inner(h, projections[i], platform)
         nll = nll + score(x, *tables[i], inside, members)
     return nll
 
@@ -286,13 +289,13 @@ def _rows(x: jax.Array) -> jax.Array:
     return x.reshape(-1, *x.shape[2:])
 
 
-def _inner(h: jax.Array, projection: jax.Array | None) -> jax.Array:
+def _inner(h: jax.Array, projection: jax.Array | None, platform: str) -> jax.Array:
     """Projects states [...,D] to the width of a cluster's words: [...,d_i]."""
-    return h if projection is None else h @ projection.astype(h.dtype).T
+    return h if projection is None else matmul(h, projection.astype(h.dtype).T, platform)
 
 
-def _project(x: jax.Array, projection: jax.Array | None) -> jax.Array:
-    return x if projection is None else x @ projection.astype(x.dtype)
+def _project(x: jax.Array, projection: jax.Array | None, platform: str) -> jax.Array:
+    return x if projection is None else matmul(x, projection.astype(x.dtype), platform)
 
 
 def _log_expected(words: jax.Array, n_draws: int, vocab_size: int) -> jax.Array:

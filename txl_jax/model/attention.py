@@ -114,7 +114,7 @@ class Attention(nn.Module):
             if fused and choose("auto", fused, self.mesh).name in FUSED:
                 gathered = self.gather(ordered())
             else:
-                gathered = ring.attend(q, past, present, p, mask)
+                gathered = ring.attend(q, past, present, p, mask, platform_of(self.mesh))
         elif isinstance(past, States):
             gathered = unprojected.attend(q, past, present, p, mask)
         else:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from txl_jax.config import TransformerXLConfig
-from txl_jax.model import initializers, unprojected
+from txl_jax.model import initializers, unprojected, wide_products
 from txl_jax.model.attention import FORMS
 from txl_jax.model.derivatives import with_derivatives
 from txl_jax.model.dropout import Dropout
@@ -19,6 +19,7 @@ from txl_jax.model.positions import Positions
 from txl_jax.model.products import dot_general
 from txl_jax.model.ring import KeysValues, Ring
 from txl_jax.model.unprojected import States
+from txl_jax.parallel.platforms import platform_of
 from txl_jax.parallel.shardings import shard_rows
 
 
@@ -141,6 +142,7 @@ class GRUGate(nn.Module):
     """
 
     cfg: TransformerXLConfig
+    mesh: Mesh | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array, output: jax.Array) -> jax.Array:
@@ -152,7 +154,8 @@ class GRUGate(nn.Module):
         bias = self.param("bias", initializers.constant(c.gate_bias), (d,))
 
         def product(states, kernel):
-            flat = states.reshape(-1, d) @ kernel.reshape(d, -1).astype(x.dtype)
+            matrix = kernel.reshape(d, -1).astype(x.dtype)
+            flat = wide_products.matmul(states.reshape(-1, d), matrix, platform_of(self.mesh))
             return jnp.split(flat.reshape(*x.shape[:-1], -1), kernel.shape[1], axis=-1)
 
         y_r, y_z, y_h = product(nn.relu(output), of_output)
@@ -191,7 +194,7 @@ class Block(nn.Module):
         self.attention = FORMS[c.attention](c, self.mesh)
         self.feed_forward = FeedForward(c, self.mesh)
         self.norm_attention, self.norm_feed_forward = LayerNorm(c), LayerNorm(c)
-        gate = lambda: GRUGate(c) if c.gate else operator.add
+        gate = lambda: GRUGate(c, self.mesh) if c.gate else operator.add
         self.gate_attention, self.gate_feed_forward = gate(), gate()
         self.drop = dropout(c, c.dropout)
         if self.attention.layer_positions:

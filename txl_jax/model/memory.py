@@ -223,9 +223,7 @@ def _advanced(
 
     def write(slots: Slots, states, read, axes) -> Slots:
         after = lambda read: slots.oldest + zero_after(read, slots.oldest, mesh, axes)
-        place = lambda x, new, read: jax.lax.dynamic_update_slice_in_dim(
-            x, new.astype(x.dtype), after(read), axis=2
-        )
+        place = lambda x, new, read: _written(x, new.astype(x.dtype), after(read))
         oldest = ((slots.oldest + seg_len) % slots.count).astype(jnp.int32)
         return Slots(jax.tree.map(place, slots.layers, states, read), oldest)
 
@@ -236,6 +234,18 @@ def _advanced(
         far = write(far, jax.tree.map(oldest, near.layers), read, axes)
         read, axes = far.layers, ("tensor", ROWS)
     return write(near, tuple(layers), read, axes), far
+
+
+def _written(slots: jax.Array, states: jax.Array, start: jax.Array) -> jax.Array:
+    """Returns slots [.,.,R,.] in which states [.,.,T,.] replace those from ``start`` on.
+
+    Numbers of 16 bits are moved as integers: XLA for CPUs would convert all slots to float32.
+    """
+    dtype = slots.dtype
+    if dtype.itemsize == 2:
+        slots, states = (jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (slots, states))
+    slots = jax.lax.dynamic_update_slice_in_dim(slots, states, start, axis=2)
+    return jax.lax.bitcast_convert_type(slots, dtype)
 
 
 def _newest(old: jax.Array, new: jax.Array, lengths: jax.Array | None) -> jax.Array:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from txl_jax.config import TransformerXLConfig
@@ -40,6 +41,24 @@ def resolved(c: TransformerXLConfig, mesh: Mesh | None) -> TransformerXLConfig:
         odd = platform == "gpu" and c.d_model % 4 > 0
         scan_layers = on_tpu or (odd and bool(c.gate or share_matrices(mesh)))
     return dataclasses.replace(c, dtype=dtype, scan_layers=scan_layers)
+
+
+def in_compute_dtype(c: TransformerXLConfig, params: Any) -> Any:
+    """Returns the parameters with matrices in the compute dtype, which the model casts them to.
+
+    Programs that run often then do not read them in float32. Those of a mixture are used in
+    float32. ``params`` are arrays or their shapes.
+    """
+    if c.dtype == "float32" or c.mixtures > 1:
+        return params
+
+    def cast(x):
+        if x.ndim < 2:
+            return x
+        shape = isinstance(x, jax.ShapeDtypeStruct)
+        return x.update(dtype=jnp.dtype(c.dtype)) if shape else x.astype(c.dtype)
+
+    return jax.tree.map(cast, params)
 
 
 def at_precision(method: F) -> F:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from txl_jax.model import wide_products
 from txl_jax.model.derivatives import with_derivatives
 from txl_jax.parallel.platforms import platform_of
 
@@ -20,7 +21,10 @@ def product(x: jax.Array, matrix: jax.Array, mesh: Mesh | None) -> jax.Array:
     single row with each column to memory before it adds them, so it moves four times the matrix.
     Sides are padded with zeros to multiples of 16 bytes there, unless devices share the matrix.
     """
-    if x.shape[0] != 1 or platform_of(mesh) != "gpu":
+    platform = platform_of(mesh)
+    if platform != "gpu":
+        return wide_products.matmul(x, matrix, platform)
+    if x.shape[0] != 1:
         return _aligned(jnp.matmul, x, matrix, mesh)
     return _aligned(jnp.matmul, jnp.concatenate([x, x]), matrix, mesh)[:1]
 

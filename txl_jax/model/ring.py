@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
-from txl_jax.model.scores import content_scores, position_scores_by_distance
+from txl_jax.model.scores import content_scores, position_scores_by_distance, weighted_sum
 
 SINGLE_RING_MAX_TOKENS = 8
 """Segments of up to this length use one ring. For one query, two rings had 0.8 of the speed of one
@@ -58,14 +58,19 @@ def slots_of(mem_len: int, seg_len: int, clamp_len: int = -1) -> tuple[int, int]
 
 
 def attend(
-    q: jax.Array, past: list[Ring], present: KeysValues, positions: Positions, mask: AttentionMask
+    q: jax.Array,
+    past: list[Ring],
+    present: KeysValues,
+    positions: Positions,
+    mask: AttentionMask,
+    platform: str = "",
 ) -> jax.Array:
     """Returns the attention of each query to the rings and the segment: [N,B,T,H].
 
     ``past`` are the near ring and, if states are beyond ``clamp_len``, the far ring. ``q``
     [N,B,T,H] and ``positions`` are scaled as in kernels/reference.py. ``positions`` are for the
     near ring and the segment, and their largest distance is also that of the far ring. The mask's
-    memory length is the number of slots of both rings.
+    memory length is the number of slots of both rings. For ``platform`` see scores.py.
     """
     near, *beyond = past
     near_places, *far_places = places(past)
@@ -74,11 +79,12 @@ def attend(
         # Reordering reads one row before and one row after the scores. It is faster to add these
         # rows to q, except for one query, where they are added to the scores.
         padded = lambda x: jnp.pad(x, [(0, 0), (0, 0), (1, 1), (0, 0)])
-        scored = lambda x: position_scores_by_distance(x, positions.v, positions.r, positions.b)
+        terms = positions.v, positions.r, positions.b, platform
+        scored = lambda x: position_scores_by_distance(x, *terms)
         by_distance = padded(scored(q)) if t == 1 else scored(padded(q))
 
     def scores(keys, position_part):
-        content = content_scores(q, positions.u, keys)
+        content = content_scores(q, positions.u, keys, platform)
         return content if by_distance is None else content + position_part(by_distance)
 
     parts = []  # scores, mask and values of each set of keys
@@ -93,7 +99,7 @@ def attend(
     parts.append((own_scores, mask.allowed(keys=own), present.values))
     weights, total = positions.softmax(*(part[:2] for part in parts))
     dtype = present.values.dtype
-    gather = lambda weights, values: jnp.einsum("nbtk,nbkh->nbth", weights.astype(dtype), values)
+    gather = lambda w, values: weighted_sum(w.astype(dtype), values, platform)
     gathered = [gather(w, values) for w, (_, _, values) in zip(weights, parts, strict=True)]
     return sum(gathered[1:], gathered[0]) / total.astype(dtype)
 

@@ -5,38 +5,59 @@
 
 This module computes the terms plainly; fused kernels give the same values. The position terms (u,
 v, r, b) depend on the form of attention, see :class:`~txl_jax.model.positions.Positions`. The
-caller divides q, u, v and b by sqrt(H), because they are smaller than the scores.
+caller divides q, u, v and b by sqrt(H), because they are smaller than the scores. ``platform`` is
+that of the devices, such as ``cpu``, if products may be computed as they are fast there.
 """
 
 import jax
 import jax.numpy as jnp
 
+from txl_jax.model import wide_products
 from txl_jax.model.positions import relative_shift
 
 
-def content_scores(q: jax.Array, u: jax.Array | None, k: jax.Array) -> jax.Array:
+def content_scores(
+    q: jax.Array, u: jax.Array | None, k: jax.Array, platform: str = ""
+) -> jax.Array:
     """Returns (a) q.k plus (c) u.k: float32 [N,B,T,K]; q [N,B,T,H], u [N,H], k [N,B,K,H]."""
     if u is not None:
         q = q + u[:, None, None, :]
+    if wide_products.apply_to(platform, q, k):
+        return wide_products.products_of_rows(q, k)
     return jnp.einsum("nbth,nbkh->nbtk", q, k, preferred_element_type=jnp.float32)
 
 
 def position_scores(
-    q: jax.Array, v: jax.Array | None, r: jax.Array | None, b: jax.Array | None = None
+    q: jax.Array,
+    v: jax.Array | None,
+    r: jax.Array | None,
+    b: jax.Array | None = None,
+    platform: str = "",
 ) -> jax.Array:
     """Returns the sum of the terms (b) q.r and (d) v.r, and of b: float32 [N,B,T,K].
 
     q is [N,B,T,H], and v [N,H]. r [N,K,H] and the scalars b [N,K] are of the distances K-1 .. 0;
     one of them may be ``None``.
     """
-    return relative_shift(position_scores_by_distance(q, v, r, b))
+    return relative_shift(position_scores_by_distance(q, v, r, b, platform))
 
 
-def position_scores_by_distance(q, v, r, b=None) -> jax.Array:
+def position_scores_by_distance(q, v, r, b=None, platform="") -> jax.Array:
     """Returns :func:`position_scores`, but with column c of every query for the distance K-1-c."""
     if r is None:
         return jnp.broadcast_to(b[:, None, None, :], (*q.shape[:3], b.shape[1]))
     if v is not None:
         q = q + v[:, None, None, :]
-    scores = jnp.einsum("nbth,nkh->nbtk", q, r, preferred_element_type=jnp.float32)
+    if wide_products.apply_to(platform, q, r):
+        rows = q.reshape(len(q), -1, q.shape[-1])
+        scores = wide_products.products_of_rows(rows, r).reshape(*q.shape[:-1], -1)
+    else:
+        scores = jnp.einsum("nbth,nkh->nbtk", q, r, preferred_element_type=jnp.float32)
     return scores if b is None else scores + b[:, None, None, :]
+
+
+def weighted_sum(weights: jax.Array, values: jax.Array, platform: str = "") -> jax.Array:
+    """Returns the sums of values [N,B,K,H] with weights [N,B,T,K], of the same dtype: [N,B,T,H]."""
+    if wide_products.apply_to(platform, weights, values):
+        return wide_products.matmul(weights, values, platform)
+    return jnp.einsum("nbtk,nbkh->nbth", weights, values)

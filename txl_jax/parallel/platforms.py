@@ -1,5 +1,7 @@
 """The kind of the devices of a mesh, or of this process's devices without a mesh."""
 
+import functools
+import pathlib
 import re
 
 import jax
@@ -31,6 +33,16 @@ def tpu_generation(mesh: Mesh | None) -> int | None:
 def has_bfloat16(mesh: Mesh | None) -> bool:
     """Tells whether a mesh has NVIDIA GPUs with units for bfloat16 and TF32 (not T4 and V100)."""
     return platform_of(mesh) == "gpu" and (compute_capability(mesh) or 0) >= 80
+
+
+@functools.cache
+def cpu_has_bfloat16() -> bool:
+    """Tells whether this machine's processors multiply bfloat16 (AVX512-BF16, AMX)."""
+    try:
+        about = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # not Linux
+        return False
+    return re.search(r"\b(avx512_bf16|amx_bf16)\b", about) is not None
 
 
 def _capability(mesh: Mesh | None) -> str:

@@ -62,7 +62,7 @@ def attend(x: AttentionInputs, implementation: str = "auto", mesh: Mesh | None =
     if name == "reference" or (name == "xla" and isinstance(x.mask, BothWaysMask)):
         return reference.attend(x)
     if name == "xla":
-        function = functools.partial(xla.attend, halved_from=xla.HALVED_FROM.get(platform_of(mesh)))
+        function = functools.partial(xla.attend, platform=platform_of(mesh))
         return (_per_device(function, mesh) if _rows_divide(x, mesh) else function)(x)
     function = _module(name).attend
     if name == "triton":

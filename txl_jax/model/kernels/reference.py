@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from txl_jax.model.dropout import AttentionDropout
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
-from txl_jax.model.scores import content_scores, position_scores
+from txl_jax.model.scores import content_scores, position_scores, weighted_sum
 
 
 class AttentionInputs(flax.struct.PyTreeNode):
@@ -57,18 +57,20 @@ def attend(x: AttentionInputs) -> jax.Array:
     return attend_part(x.joined(), slice(0, x.mask.seg_len), slice(0, x.mask.n_keys))
 
 
-def attend_part(x: AttentionInputs, queries: slice, keys: slice) -> jax.Array:
+def attend_part(x: AttentionInputs, queries: slice, keys: slice, platform: str = "") -> jax.Array:
     """Computes :func:`attend` for t of the queries, [N,B,t,H], and for k of the keys.
 
     ``x`` has q of these queries, k and val of these keys, which end with the last query's own key,
-    and positions of the distances k-1 .. 0. Mask and dropout are those of the whole segment.
+    and positions of the distances k-1 .. 0. Mask and dropout are those of the whole segment. For
+    ``platform`` see scores.py.
     """
     p = x.positions
-    scores = content_scores(x.q, p.u, x.k)
+    scores = content_scores(x.q, p.u, x.k, platform)
     if p.of_distances:
-        scores = scores + position_scores(x.q, p.v, p.r, p.b)[..., : scores.shape[-1]]
+        by_key = position_scores(x.q, p.v, p.r, p.b, platform)
+        scores = scores + by_key[..., : scores.shape[-1]]
     (weights,), total = p.softmax((scores, x.mask.allowed(queries, keys)))
     if x.dropout is not None:
         weights = weights * x.dropout.mask(weights.shape, queries.start, keys.start)
-    gathered = jnp.einsum("nbtk,nbkh->nbth", weights.astype(x.val.dtype), x.val)
+    gathered = weighted_sum(weights.astype(x.val.dtype), x.val, platform)
     return gathered / total.astype(x.val.dtype)

@@ -20,10 +20,13 @@ _SHORT = 128
 _MOST_GROUPS = 16
 
 
-def attend(x: AttentionInputs, halved_from: int | None = None) -> jax.Array:
-    """Computes :func:`txl_jax.model.kernels.choice.attend` in groups of :func:`group_size`."""
+def attend(x: AttentionInputs, platform: str = "") -> jax.Array:
+    """Computes :func:`txl_jax.model.kernels.choice.attend` in groups of :func:`group_size`.
+
+    ``platform`` is that of the devices, if they are known.
+    """
     t, m, unknown = x.mask.seg_len, x.mask.mem_len, x.mask.filled[0]
-    size, short = group_size(t, halved_from), t <= _SHORT
+    size, short = group_size(t, platform), t <= _SHORT
     gathered: list[jax.Array] = []
     for start in range(0, t, size):
         queries = slice(start, min(start + size, t))
@@ -33,7 +36,9 @@ def attend(x: AttentionInputs, halved_from: int | None = None) -> jax.Array:
             q, gathered[-1] = _in_order(q, gathered[-1], unknown)
         near = x.positions.nearest(keys.stop - keys.start)
         group = x.replace(q=q, k=x.k[:, :, keys], val=x.val[:, :, keys], positions=near)
-        attend_part = functools.partial(reference.attend_part, queries=queries, keys=keys)
+        attend_part = functools.partial(
+            reference.attend_part, queries=queries, keys=keys, platform=platform
+        )
         gathered.append(attend_part(group) if short else _recomputed(attend_part, group, unknown))
     return jnp.concatenate(gathered, axis=2)
 
@@ -90,12 +95,13 @@ def _after(x: jax.Array, done: jax.Array, unknown: jax.Array) -> jax.Array:
     return x + zero_after(done, unknown).astype(x.dtype)
 
 
-def group_size(seg_len: int, halved_from: int | None = None) -> int:
+def group_size(seg_len: int, platform: str = "") -> int:
     """Returns the number of queries in a group: 128, or more if there would be over 16 groups.
 
-    A segment of up to 128 tokens is one group, or two from ``halved_from`` tokens on.
+    A segment of up to 128 tokens is one group, or two as :data:`HALVED_FROM` says.
     """
     if seg_len > _SHORT:
         return max(_SHORT, -(-seg_len // _MOST_GROUPS))
+    halved_from = HALVED_FROM.get(platform)
     halved = halved_from is not None and seg_len >= halved_from
     return -(-seg_len // 2) if halved else seg_len
