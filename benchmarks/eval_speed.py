@@ -14,6 +14,7 @@ import argparse
 from benchmarks.interleaved import (
     add_flags,
     changes,
+    in_dtypes,
     peers,
     published_peak,
     report_of,
@@ -25,6 +26,8 @@ from txl_jax.analysis.speed import random_params, scoring, time_alternating
 from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.model.flops import layer_flops, vocabulary_flops
 
+UNROLLED = {"model.scan_layers": False}
+
 
 def main(argv: list[str] | None = None) -> None:
     """Measure, print, write."""
@@ -33,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--segments", type=int, default=4, help="in a round")
     parser.add_argument("--peak", type=float, help="operations per second that the machine has")
     flags = parser.parse_args(argv)
-    exp = experiment(flags.size, {"model.scan_layers": False, **changes(flags)})
+    exp = experiment(flags.size, {**UNROLLED, **changes(flags)})
     job = {
         "what": "evaluate",
         "experiment": exp.to_dict(),
@@ -41,8 +44,9 @@ def main(argv: list[str] | None = None) -> None:
         "steps": flags.segments,
     }
     with peers(flags, job) as others:
-        ours = scoring(exp.model, exp.evaluate, random_params(exp.model), flags.segments)
-        seconds = time_alternating({"txl_jax": ours, **others}, flags.rounds)
+        score = lambda e: scoring(e.model, e.evaluate, random_params(e.model), flags.segments)
+        ours = in_dtypes(flags, score, UNROLLED)
+        seconds = time_alternating({**ours, **others}, flags.rounds)
         about_others = {name: peer.about for name, peer in others.items()}
     p = exp.evaluate
     cfg, rows = under_protocol(exp.model, p), p.batch_size

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from benchmarks.interleaved import add_flags, changes, peers, report_of, tell, write
+from benchmarks.interleaved import add_flags, changes, in_dtypes, peers, report_of, tell, write
 from benchmarks.sizes import experiment
 from txl_jax.analysis.speed import random_params, time_alternating
 from txl_jax.checkpoint.trained_model import param_shapes
@@ -36,9 +36,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--lengths", default="", help="memory lengths beside the size's own")
     flags = parser.parse_args(argv)
-    settings = {"model.scan_layers": False, **changes(flags)}
+    unrolled = {"model.scan_layers": False}
+    settings = {**unrolled, **changes(flags)}
     exp = experiment(flags.size, settings)
-    programs = {"txl_jax": generating(exp, flags.batch_size)}
+    programs = in_dtypes(flags, lambda exp: generating(exp, flags.batch_size), unrolled)
     for length in filter(None, flags.lengths.split(",")):
         of_length = experiment(flags.size, {**settings, "generate.mem_len": int(length)})
         programs[f"txl_jax, memory {length}"] = generating(of_length, flags.batch_size)

@@ -13,13 +13,18 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import jax
 
+from benchmarks.sizes import experiment
 from txl_jax.analysis.speed import ratio, summary
+from txl_jax.config import ExperimentConfig
 from txl_jax.planning.machines import CHIPS
+
+T = TypeVar("T")
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _GENERATION = {"family": "cpu family", "model": "model"}  # as /proc/cpuinfo calls them
@@ -158,6 +163,21 @@ def add_flags(parser: Any) -> None:
     add("--nvidia", help="the pytorch/ folder of NVIDIA's Transformer-XL")
     add("--original-python", default=sys.executable, help="a Python that has torch")
     add("--forms", default="eager", help="of both codes: eager, compile, or both by comma")
+    add("--dtypes", default="", help="time ours in these dtypes too, such as float32,bfloat16")
+
+
+def in_dtypes(
+    flags: Any,
+    program: Callable[[ExperimentConfig], T],
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, T]:
+    """Our program of the experiment of the flags, and one for each dtype of ``--dtypes``."""
+    settings = {**defaults, **changes(flags)}
+    found = {"txl_jax": program(experiment(flags.size, settings))}
+    for dtype in filter(None, flags.dtypes.split(",")):
+        of_dtype = experiment(flags.size, {**settings, "model.dtype": dtype})
+        found[f"txl_jax, {dtype}"] = program(of_dtype)
+    return found
 
 
 def changes(flags: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Updates a second: ours, and other programs beside it in the same run.
 
     python -m benchmarks.train_speed --size=12l_512 [--original=DIR] [--nvidia=DIR] [--plain-flax] \
-        [--original-python=PYTHON] [--forms=eager,compile]
+        [--original-python=PYTHON] [--forms=eager,compile] [--dtypes=float32,bfloat16]
 
 An update is the training loop's own: forward, backward, clip, optimizer, memory carried, dropout
 as the size has it, on random tokens, and as many of them a dispatch as it has (the sizes for a CPU
@@ -19,6 +19,7 @@ from benchmarks import plain_transformer_xl
 from benchmarks.interleaved import (
     add_flags,
     changes,
+    in_dtypes,
     peers,
     published_peak,
     report_of,
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--plain-flax", action="store_true", help="beside plain_transformer_xl.py")
     flags = parser.parse_args(argv)
     exp = experiment(flags.size, changes(flags))
-    here = {"txl_jax": training(exp, flags.steps)}
+    here = in_dtypes(flags, lambda exp: training(exp, flags.steps))
     if flags.plain_flax:
         here["plain Flax"] = plain_flax(exp, flags.steps * exp.train.steps_per_dispatch)
     job = {
