@@ -14,7 +14,8 @@ Hardware: the authors used four GPUs. On one H100 in bfloat16 an update takes 25
 so all 400,000 2.8 hours (*arithmetic*). On a smaller GPU raise train.micro_batches.
 Of eight devices, a batch of 22 uses two; a train.batch_size of 16 or 24 uses all.
 
-Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
+float32, as the authors had.
 """
 
 from ml_collections import ConfigDict

@@ -12,7 +12,8 @@ enwik8_12l.py.
 Hardware: several accelerators. Arithmetic gives 1.8e19 operations, 2 days at a sustained 100
 TFLOP/s (*not run*).
 
-Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
+float32, as the authors had.
 """
 
 from . import enwik8_24l

@@ -11,7 +11,8 @@ Hardware: several accelerators. Arithmetic gives 5.2e19 operations, 6 days at a 
 TFLOP/s (*not run*). The train step fits a TPU v5e-16: 10.53 of 15.75 GiB a chip with
 fused attention, 15.60 without (*compiled* ahead of time, RESULTS.md).
 
-Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
+float32, as the authors had.
 """
 
 from . import enwik8_12l

@@ -13,7 +13,8 @@ memory 128, window, no clamp.
 Hardware: several accelerators. Arithmetic gives 7.9e18 operations, 22 hours at a sustained 100
 TFLOP/s (*not run*).
 
-Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
+float32, as the authors had.
 """
 
 from ml_collections import ConfigDict

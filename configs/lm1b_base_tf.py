@@ -16,7 +16,8 @@ are attended to.
 
 Hardware: as lm1b_base.py (*not run*).
 
-Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
+float32, as the authors had.
 """
 
 from . import lm1b_base

@@ -13,7 +13,8 @@ Hardware: eight accelerators; in half precision NVIDIA cuts the batch in 8 on on
 (--config.train.micro_batches=8). NVIDIA's one A100 trains 59,961 tokens/s at batch 32, so 9 hours
 for these 1.97e9 tokens; here *not run*.
 
-Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0 (NVIDIA: float16), else float32.
+Dtype: bfloat16 (NVIDIA: float16) on TPUs, on GPUs from compute capability 8.0 and on CPUs with
+units for it, else float32.
 """
 
 from . import wt103_base

@@ -13,7 +13,8 @@ Hardware: eight accelerators; in half precision NVIDIA cuts the batch in 8 on on
 (--config.train.micro_batches=8). NVIDIA's one A100 trains 25,084 tokens/s at batch 16, so 54 hours
 for these 4.9e9 tokens; here *not run*.
 
-Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0 (NVIDIA: float16), else float32.
+Dtype: bfloat16 (NVIDIA: float16) on TPUs, on GPUs from compute capability 8.0 and on CPUs with
+units for it, else float32.
 """
 
 from . import nvidia_wt103_base

@@ -17,7 +17,8 @@ Hardware: one GPU, 72,500 updates of 40 streams (time *not run*; benchmarks/ptb_
 slices, several seeds at once). For a CPU give --config.train.steps_per_dispatch=1, or use
 ptb_small.py.
 
-Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
+float32, as the authors had.
 """
 
 from ml_collections import ConfigDict

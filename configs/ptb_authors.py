@@ -19,7 +19,8 @@ and validation (*arithmetic*); benchmarks/ptb_gpu.sh does it in slices.
 A dispatch is a third of an epoch: for a CPU give --config.train.steps_per_dispatch=1.
 Of eight devices, a batch of 10 uses five (two TPU chips); a train.batch_size of 8 or 16 uses all.
 
-Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
+float32, as the authors had.
 """
 
 from ml_collections import ConfigDict

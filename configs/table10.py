@@ -17,7 +17,8 @@ the best over evaluation attention lengths, and the shortest length that gives i
 Hardware: as table6.py (*not run*).
 Of eight devices, a batch of 60 uses six (four TPU chips); a train.batch_size of 56 or 64 uses all.
 
-Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
+float32, as the authors had.
 """
 
 from .shared.rows import row_of

@@ -33,7 +33,8 @@ Hardware: as wt103_base.py; arithmetic gives 1.2e18 operations a row, 3 hours at
 TFLOP/s (*not run*).
 Of eight devices, a batch of 60 uses six (four TPU chips); a train.batch_size of 56 or 64 uses all.
 
-Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
+float32, as the authors had.
 """
 
 from . import wt103_base

@@ -15,7 +15,8 @@ with 24 tokens of recomputed context, which is its training length (an assumptio
 Hardware: as lm1b_base.py; arithmetic gives 6.8e18 operations a row, 19 hours at a sustained 100
 TFLOP/s (*not run*).
 
-Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
+float32, as the authors had.
 """
 
 from . import lm1b_base

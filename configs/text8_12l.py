@@ -12,7 +12,8 @@ Score: none published, here *not run*. Evaluation: test, 10 streams, segments of
 Hardware: as enwik8_12l.py (*not run*).
 Of eight devices, a batch of 22 uses two; a train.batch_size of 16 or 24 uses all.
 
-Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
+float32, as the authors had.
 """
 
 from . import enwik8_12l

@@ -11,7 +11,8 @@ Score: 1.08 bits per character (*paper*), here *not run*. Evaluation: test, 10 s
 
 Hardware: as enwik8_24l.py (*not run*).
 
-Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
+float32, as the authors had.
 """
 
 from . import enwik8_24l

@@ -13,7 +13,8 @@ Hardware: the authors used four GPUs. Arithmetic gives 1.8e18 operations, 5 hour
 TFLOP/s (*not run*).
 Of eight devices, a batch of 60 uses six (four TPU chips); a train.batch_size of 56 or 64 uses all.
 
-Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
+float32, as the authors had.
 """
 
 from ml_collections import ConfigDict

@@ -14,7 +14,8 @@ run*). nvidia_wt103_large.py needs a fortieth of these tokens. The train step fi
 11.08 of 15.75 GiB a chip with fused attention, 13.29 without (*compiled* ahead of time,
 RESULTS.md).
 
-Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
+float32, as the authors had.
 """
 
 from . import wt103_base

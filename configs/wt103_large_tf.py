@@ -13,7 +13,8 @@ are attended to.
 
 Hardware: as wt103_large.py (*not run*).
 
-Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
+float32, as the authors had.
 """
 
 from . import wt103_large

@@ -111,7 +111,7 @@ def test_scores_say_what_they_were_computed_in(trained, tmp_path, capsys):
     told = {"dtype": "bfloat16", "matmul_precision": "highest", "float32_products": products}
     settings = {"dtype": "bfloat16", "matmul_precision": "highest"}
     rounded = checkpointed(with_settings(trained, "model", **settings))
-    plain = checkpointed(with_settings(trained, "model", dtype="auto"))
+    plain = checkpointed(with_settings(trained, "model", dtype="float32"))
     results = [tiny_runs.evaluate(one, corpus, tmp_path) for one in (rounded, plain)]
     out = capsys.readouterr().out
     assert {key: results[0][key] for key in told} == told

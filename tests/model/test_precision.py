@@ -55,12 +55,27 @@ SHARED = [mesh_of("gpu", "9.0", **{axis: 2}) for axis in ("fsdp", "tensor")]
     ("mesh", "dtype"),
     [
         *((mesh, "bfloat16") for mesh in (TPU, A100, H100, B200)),
-        *((mesh, "float32") for mesh in (CPU, T4, V100, AMD, None)),
+        *((mesh, "float32") for mesh in (T4, V100, AMD)),
     ],
 )
 def test_auto_is_bfloat16_where_the_device_has_units_for_it(mesh, dtype):
     assert resolved(tiny.config(dtype="auto"), mesh).dtype == dtype
     assert resolved(tiny.config(dtype="float16"), mesh).dtype == "float16"
+
+
+@pytest.mark.parametrize("units", [True, False])
+def test_auto_on_a_cpu_is_bfloat16_if_it_has_units_and_a_warning_says_that_it_has_none(
+    monkeypatch, units
+):
+    monkeypatch.setattr(platforms, "cpu_has_bfloat16", lambda: units)
+    for mesh in (CPU, None):
+        assert resolved(tiny.config(dtype="auto"), mesh).dtype == (
+            "bfloat16" if units else "float32"
+        )
+        warnings = describe(tiny.config(dtype="bfloat16"), mesh)[1:]
+        assert len(warnings) == (not units)
+        assert all("this CPU has no bfloat16 units (AVX512-BF16" in text for text in warnings)
+        assert len(describe(tiny.config(dtype="float32"), mesh)) == 1
 
 
 @pytest.mark.parametrize(
@@ -97,16 +112,17 @@ def test_a_gpu_without_bfloat16_units_gets_a_warning_and_no_fused_kernel(mesh):
 
 
 def test_a_gpu_with_bfloat16_units_gets_no_warning():
-    for mesh in (H100, A100, TPU, CPU, AMD):
+    for mesh in (H100, A100, TPU, AMD):
         assert len(describe(tiny.config(dtype="bfloat16"), mesh)) == 1
 
 
 def test_a_model_resolves_auto_by_its_mesh_wherever_it_is_built():
     c = tiny.config(dtype="auto")
     model = txl_jax.TransformerXL(c)
-    assert model.cfg.dtype == model.clone().cfg.dtype == "float32"
+    here = "bfloat16" if platforms.cpu_has_bfloat16() else "float32"
+    assert model.cfg.dtype == model.clone().cfg.dtype == here
     assert txl_jax.TransformerXL(c, H100).cfg.dtype == "bfloat16"
-    assert model.init_mems(1, 2).hidden.dtype == jnp.float32
+    assert model.init_mems(1, 2).hidden.dtype == here
 
 
 @contextlib.contextmanager

@@ -127,7 +127,8 @@ class TransformerXLConfig(Section, key="model"):
     """Epsilon of LayerNorm, which is 1e-5 in PyTorch and 1e-12 in TF."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     """Dtype of the computation; parameters, softmax and loss are always float32. auto is bfloat16
-    on TPUs and on NVIDIA GPUs from compute capability 8.0, else float32."""
+    on TPUs, on NVIDIA GPUs from compute capability 8.0 and on CPUs with AVX512-BF16 or AMX, else
+    float32."""
     matmul_precision: Precision | None = None
     """Precision of float32 products, as in jax.default_matmul_precision: none takes JAX's own,
     which is one bfloat16 pass on TPUs and TF32 on NVIDIA GPUs; highest is float32 everywhere."""

@@ -26,7 +26,8 @@ _PASSES: dict[str | None, int] = {
 def resolved(c: TransformerXLConfig, mesh: Mesh | None) -> TransformerXLConfig:
     """Returns the config with what ``auto`` means on the devices of a mesh.
 
-    ``dtype`` is bfloat16 on TPUs and on NVIDIA GPUs that have units for it, and float32 elsewhere.
+    ``dtype`` is bfloat16 on TPUs and on NVIDIA GPUs and CPUs that have units for it, and float32
+    elsewhere.
     ``scan_layers`` is True on TPUs, whose compiler takes minutes without a loop. Elsewhere a loop
     only copies what the gradient needs into arrays of all layers and back. But XLA for GPUs (of
     jaxlib 0.10.2) refuses products of bfloat16 states of odd widths such as 410 without a loop, if
@@ -85,12 +86,17 @@ def describe(c: TransformerXLConfig, mesh: Mesh | None) -> list[str]:
         f"computing in {c.dtype}; float32 products: {float32_products(asked, mesh)}"
         f" (model.matmul_precision {named})"
     ]
-    if c.dtype == "bfloat16" and platform_of(mesh) == "gpu" and not has_bfloat16(mesh):
+    if c.dtype == "bfloat16" and not has_bfloat16(mesh):
         capability = compute_capability(mesh) or 0
-        lines.append(
-            "warning: this GPU has no bfloat16 units (compute capability"
-            f" {capability // 10}.{capability % 10}, and they need 8.0); use model.dtype float32"
-        )
+        needed = {
+            "gpu": f"compute capability {capability // 10}.{capability % 10}, and they need 8.0",
+            "cpu": "AVX512-BF16 or AMX",
+        }
+        if why := needed.get(platform := platform_of(mesh)):
+            lines.append(
+                f"warning: this {platform.upper()} has no bfloat16 units ({why}); use model.dtype"
+                " float32"
+            )
     return lines
 
 

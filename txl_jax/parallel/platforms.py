@@ -31,8 +31,11 @@ def tpu_generation(mesh: Mesh | None) -> int | None:
 
 
 def has_bfloat16(mesh: Mesh | None) -> bool:
-    """Tells whether a mesh has NVIDIA GPUs with units for bfloat16 and TF32 (not T4 and V100)."""
-    return platform_of(mesh) == "gpu" and (compute_capability(mesh) or 0) >= 80
+    """Tells whether a mesh has NVIDIA GPUs (not T4 and V100) or CPUs with units for bfloat16."""
+    platform = platform_of(mesh)
+    if platform == "cpu":
+        return cpu_has_bfloat16()
+    return platform == "gpu" and (compute_capability(mesh) or 0) >= 80
 
 
 @functools.cache
