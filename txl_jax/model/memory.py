@@ -7,6 +7,7 @@ from the right: slot M-1 has the newest state, and the newest ``filled`` slots h
     after two more tokens: [ s1 s2 s3 s4 s5 ]        filled = 5
 """
 
+import functools
 import json
 from typing import Any
 
@@ -20,6 +21,7 @@ from txl_jax.messages import fields_repr
 from txl_jax.model.positions import Positions
 from txl_jax.model.ring import KeysValues, Ring
 from txl_jax.parallel.ordering import zero_after
+from txl_jax.parallel.platforms import platform_of
 from txl_jax.parallel.shardings import ROWS, Shardings
 
 
@@ -223,7 +225,7 @@ def _advanced(
 
     def write(slots: Slots, states, read, axes) -> Slots:
         after = lambda read: slots.oldest + zero_after(read, slots.oldest, mesh, axes)
-        place = lambda x, new, read: _written(x, new.astype(x.dtype), after(read))
+        place = lambda x, new, read: _written(x, new.astype(x.dtype), after(read), mesh)
         oldest = ((slots.oldest + seg_len) % slots.count).astype(jnp.int32)
         return Slots(jax.tree.map(place, slots.layers, states, read), oldest)
 
@@ -236,16 +238,17 @@ def _advanced(
     return write(near, tuple(layers), read, axes), far
 
 
-def _written(slots: jax.Array, states: jax.Array, start: jax.Array) -> jax.Array:
+def _written(slots: jax.Array, states: jax.Array, start: jax.Array, mesh: Mesh | None) -> jax.Array:
     """Returns slots [.,.,R,.] in which states [.,.,T,.] replace those from ``start`` on.
 
-    Numbers of 16 bits are moved as integers: XLA for CPUs would convert all slots to float32.
+    On a CPU, numbers of 16 bits are moved as integers: XLA would convert all slots to float32.
+    Elsewhere they are overwritten in place as they are.
     """
-    dtype = slots.dtype
-    if dtype.itemsize == 2:
-        slots, states = (jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (slots, states))
-    slots = jax.lax.dynamic_update_slice_in_dim(slots, states, start, axis=2)
-    return jax.lax.bitcast_convert_type(slots, dtype)
+    write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=2)
+    if slots.dtype.itemsize != 2 or platform_of(mesh) != "cpu":
+        return write(slots, states)
+    bits = lambda x: jax.lax.bitcast_convert_type(x, jnp.uint16)
+    return jax.lax.bitcast_convert_type(write(bits(slots), bits(states)), slots.dtype)
 
 
 def _newest(old: jax.Array, new: jax.Array, lengths: jax.Array | None) -> jax.Array:
