@@ -214,3 +214,16 @@ def test_a_cache_holds_what_memory_projects_and_shapes_that_never_change(name):
             tiny.apply(cfg, "core"), tiny.variables(cfg), tiny.embeddings(cfg, 3, t), cache
         )
         assert shapes(new) == shapes(cache)
+
+
+@pytest.mark.parametrize(("platform", "as_integers"), [("cpu", True), ("gpu", False)])
+def test_slots_of_bfloat16_are_written_as_integers_on_a_cpu_alone(
+    monkeypatch, platform, as_integers
+):
+    monkeypatch.setattr(memory_lib, "platform_of", lambda mesh: platform)
+    slots, states = jnp.ones((1, 2, 5, 3), jnp.bfloat16), jnp.zeros((1, 2, 2, 3), jnp.bfloat16)
+    write = lambda slots, states: memory_lib._written(slots, states, jnp.int32(3), None)
+    assert ("bitcast" in str(jax.make_jaxpr(write)(slots, states))) is as_integers
+    expected = np.ones((1, 2, 5, 3))
+    expected[:, :, 3:] = 0
+    np.testing.assert_array_equal(write(slots, states).astype(jnp.float32), expected)
