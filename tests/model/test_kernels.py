@@ -163,7 +163,7 @@ def test_some_queries_at_a_time_hold_less_for_the_gradient():
 def test_the_difference_from_the_plain_form_is_that_of_a_wrong_kernel(monkeypatch):
     assert parity.difference("xla", 8, jnp.float32, dropatt=0.2) < 1e-5
 
-    def slightly_wrong(x, halved_from=None):
+    def slightly_wrong(x, halved_from=None, platform=None):
         return plain(x.replace(positions=x.positions.replace(r=-x.positions.r)))
 
     monkeypatch.setattr(xla, "attend", slightly_wrong)

@@ -126,10 +126,10 @@ def test_a_model_resolves_auto_by_its_mesh_wherever_it_is_built():
 
 
 @contextlib.contextmanager
-def devices_with_bfloat16(monkeypatch):
-    """Makes ``auto`` mean bfloat16 on this CPU."""
+def devices_with_bfloat16(monkeypatch, units=True):
+    """Makes ``auto`` mean bfloat16 on this CPU, or float32."""
     with monkeypatch.context() as patch:
-        patch.setattr(precision, "has_bfloat16", lambda mesh: True)
+        patch.setattr(precision, "has_bfloat16", lambda mesh: units)
         yield
 
 
@@ -148,9 +148,11 @@ def test_a_run_resumes_in_its_dtype_and_its_model_loads_in_that_of_other_devices
         trained = txl_jax.train(exp, workdir=workdir)
         assert (trained.config.model.dtype, trained.model.cfg.dtype) == ("auto", "bfloat16")
     assert stored(workdir) == read_experiment(workdir).model.dtype == "bfloat16"
-    assert txl_jax.train(exp, workdir=workdir).config.model.dtype == "bfloat16"  # resumed here
-    loaded = txl_jax.load(workdir)
-    assert (loaded.config.model.dtype, loaded.model.cfg.dtype) == ("auto", "float32")
+    with devices_with_bfloat16(monkeypatch, units=False):
+        resumed = txl_jax.train(exp, workdir=workdir)
+        assert resumed.config.model.dtype == "bfloat16"
+        loaded = txl_jax.load(workdir)
+        assert (loaded.config.model.dtype, loaded.model.cfg.dtype) == ("auto", "float32")
     with devices_with_bfloat16(monkeypatch):
         assert txl_jax.load(workdir).model.cfg.dtype == "bfloat16"
     for name, model in (("here", loaded), ("there", trained)):
