@@ -1,8 +1,11 @@
 """Devices that are not there: tests that compile for them are skipped without their compilers."""
 
+import contextlib
 import importlib.util
 import os
+from collections.abc import Iterator
 
+import jax
 import pytest
 
 from txl_jax.planning import gpus
@@ -12,6 +15,22 @@ from txl_jax.planning.topologies import topology_devices
 HAS_LIBTPU = bool(os.environ.get("TPU_LIBRARY_PATH") or importlib.util.find_spec("libtpu"))
 NO_LIBTPU = "no libtpu: install it or set TPU_LIBRARY_PATH"
 needs_libtpu = pytest.mark.skipif(not HAS_LIBTPU, reason=NO_LIBTPU)
+
+
+@contextlib.contextmanager
+def absent_tpus(topology: str) -> Iterator[list[jax.Device]]:
+    """Yields the chips of a slice to compile for, and restores the environment afterwards.
+
+    At its first program, libtpu ends a process that has the tests' flags of the CPU.
+    """
+    jax.devices()  # the CPU has read its flags
+    before = dict(os.environ)
+    os.environ.pop("XLA_FLAGS", None)
+    try:
+        yield topology_devices(topology)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def check_compiler(topology: str) -> None:

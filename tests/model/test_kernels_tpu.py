@@ -5,22 +5,21 @@ where it is installed, compiles for chips that are not there.
 """
 
 import functools
-import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absent_devices import needs_libtpu
+from absent_devices import absent_tpus, needs_libtpu
 from jax.experimental.pallas import tpu as pltpu
 from tiny_models import quick
 
 from txl_jax.model.dropout import AttentionDropout
 from txl_jax.model.kernels import AttentionInputs, pallas_tpu, reference
+from txl_jax.model.kernels.pallas_tpu_tiles import Tiles
 from txl_jax.model.masks import AttentionMask, attention_mask
 from txl_jax.model.positions import Positions
-from txl_jax.planning.topologies import topology_devices
 
 N, B, S = 2, 3, 16
 NAMES = ("out", "dq", "dk", "dval", "du", "dv", "dr")
@@ -206,14 +205,14 @@ def test_what_nobody_sees_is_not_read(filled, reach):
 def test_exactly_the_tiles_that_someone_sees_are_computed(t, m, reach):
     filled = jnp.asarray((0, min(m, 17), m))
     mask = AttentionMask(filled, None, t, m, min(reach, m + t - 1))
-    tiles = pallas_tpu.Tiles(S, t, m, mask.reach, None)
+    tiles = Tiles(S, t, m, mask.reach, None)
     more = tiles.n_q * S - t, tiles.n_k * S - (m + t)
     cells = np.pad(np.asarray(mask.allowed()), [(0, 0), (0, more[0]), (0, more[1])])
     anyone = cells.reshape(B, tiles.n_q, S, tiles.n_k, S).any((2, 4))
-    first, last, steps = tiles.spans(filled)
+    first, last = tiles.spans(filled)
     j, low = np.arange(tiles.n_k), np.reshape(first, (B, tiles.n_q, 1))
     np.testing.assert_array_equal((j >= low) & (j <= np.asarray(last)[:, None]), anyone)
-    assert steps == np.max(anyone.sum(2))
+    assert tiles.scores() == anyone[2].sum() * S**2  # of row 2, whose memory is full
 
 
 def test_forms_that_it_does_not_have_are_refused_with_the_reason():
@@ -236,29 +235,24 @@ def test_forms_that_it_does_not_have_are_refused_with_the_reason():
 # A TPU that is not there.
 
 
-def compiled_for(kind, n, b, t, m, h, dtype=jnp.bfloat16, reset=False, rate=None):
-    """The gradient (values included) of the fused kernel, compiled for a kind of TPU."""
-    before = dict(os.environ)
-    try:
-        device = topology_devices(f"{kind}:2x2")[0]
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-    there = jax.sharding.SingleDeviceSharding(device)
-    shape = lambda *s, dtype=dtype: jax.ShapeDtypeStruct(s, dtype, sharding=there)
+def compiled_for(topology, n, b, t, m, h, dtype=jnp.bfloat16, reset=False, rate=None):
+    """The gradient (values included) of the fused kernel, compiled for a chip of a slice."""
+    with absent_tpus(topology) as devices:
+        there = jax.sharding.SingleDeviceSharding(devices[0])
+        shape = lambda *s, dtype=dtype: jax.ShapeDtypeStruct(s, dtype, sharding=there)
 
-    def loss(q, k, val, u, v, r, filled, episode, seed):
-        mask = AttentionMask(filled, episode, t, m, m + t - 1)
-        dropout = None if rate is None else AttentionDropout(seed, rate)
-        out = pallas_tpu.attend(AttentionInputs(q, k, val, Positions(u, v, r), mask, dropout))
-        return jnp.sum(out.astype(jnp.float32) ** 2)
+        def loss(q, k, val, u, v, r, filled, episode, seed):
+            mask = AttentionMask(filled, episode, t, m, m + t - 1)
+            dropout = None if rate is None else AttentionDropout(seed, rate)
+            out = pallas_tpu.attend(AttentionInputs(q, k, val, Positions(u, v, r), mask, dropout))
+            return jnp.sum(out.astype(jnp.float32) ** 2)
 
-    keys = shape(n, b, m + t, h)
-    arrays = shape(n, b, t, h), keys, keys, shape(n, h), shape(n, h), shape(n, m + t, h)
-    episode = shape(b, t, dtype=jnp.int32) if reset else None
-    masks = shape(b, dtype=jnp.int32), episode, shape(2, dtype=jnp.uint32)
-    grad = jax.value_and_grad(loss, argnums=range(6))
-    return jax.jit(grad).lower(*arrays, *masks).compile()
+        keys = shape(n, b, m + t, h)
+        arrays = shape(n, b, t, h), keys, keys, shape(n, h), shape(n, h), shape(n, m + t, h)
+        episode = shape(b, t, dtype=jnp.int32) if reset else None
+        masks = shape(b, dtype=jnp.int32), episode, shape(2, dtype=jnp.uint32)
+        grad = jax.value_and_grad(loss, argnums=range(6))
+        return jax.jit(grad).lower(*arrays, *masks).compile()
 
 
 slow = pytest.mark.slow
@@ -273,17 +267,17 @@ SHAPES = [
 
 
 @needs_libtpu
-@pytest.mark.parametrize("kind", ["v5e", "v6e"])
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
 @pytest.mark.parametrize("form", SHAPES)
-def test_it_compiles_for_tpus(kind, form):
-    program = compiled_for(kind, **{"n": 8, "b": 2, "t": 512, "m": 512, **form})
+def test_it_compiles_for_tpus(topology, form):
+    program = compiled_for(topology, **{"n": 8, "b": 2, "t": 512, "m": 512, **form})
     assert program.as_text().count("tpu_custom_call") >= 2
 
 
 @needs_libtpu
-@pytest.mark.parametrize("kind", ["v5e", pytest.param("v6e", marks=slow)])
-def test_no_array_of_queries_by_keys_is_ever_held(kind):
+@pytest.mark.parametrize("topology", ["v5e:2x2", pytest.param("v6e:2x2", marks=slow)])
+def test_no_array_of_queries_by_keys_is_ever_held(topology):
     n, b, t, m = 8, 2, 2048, 2048
-    used = compiled_for(kind, n, b, t, m, 64).memory_analysis()
+    used = compiled_for(topology, n, b, t, m, 64).memory_analysis()
     # Measured: a fifth of one such array in float32; plain attention holds three and a half.
     assert used.temp_size_in_bytes < n * b * t * (m + t) * 4 / 4

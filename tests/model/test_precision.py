@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
-from absent_devices import needs_libtpu
+from absent_devices import absent_tpus, needs_libtpu
 from planned_programs import experiment
 from tiny_runs import experiment as small_run
 
@@ -28,7 +28,6 @@ from txl_jax.model import cross_entropy, precision
 from txl_jax.model.attention import planned_attention
 from txl_jax.model.precision import describe, float32_products, resolved
 from txl_jax.parallel import platforms
-from txl_jax.planning.topologies import topology_devices
 
 MESH = {"data": 1, "fsdp": 1, "tensor": 1}
 
@@ -301,13 +300,9 @@ def test_auto_knows_absent_gpus(eight_gpus):
 @needs_libtpu
 @pytest.mark.integration
 def test_auto_knows_absent_tpus():
-    before = dict(os.environ)
-    try:
-        mesh = mesh_of("tpu")
-        mesh.devices = np.array(topology_devices("v5e:2x2")[:1])
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    mesh = mesh_of("tpu")
+    with absent_tpus("v5e:2x2") as devices:
+        mesh.devices = np.array(devices[:1])
     assert resolved(tiny.config(dtype="auto"), mesh).dtype == "bfloat16"
     assert float32_products(None, mesh) == "one bfloat16 pass on this TPU"
     assert experiment().model.dtype == "float32"  # the default in Python; only recipes set auto

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absent_devices import needs_libtpu
+from absent_devices import absent_tpus, needs_libtpu
 from many_processes import free_port
 from planned_programs import experiment
 from tiers import rest_slow
@@ -27,7 +27,6 @@ from txl_jax.model.attention import planned_attention
 from txl_jax.model.kernels import choice, reference
 from txl_jax.model.kernels.choice import KernelError
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.planning.topologies import topology_devices
 from txl_jax.training.plan import attention_sizes, training_mesh
 
 T, M, ROWS = 128, 40, 4
@@ -333,13 +332,8 @@ def lowered(devices, c, **program):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("episodes", [False, True])
 def test_it_compiles_for_tpus_in_every_dtype_and_precision(form, episodes):
-    before = dict(os.environ)
-    try:
-        devices = topology_devices("v5e:2x2")
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-    program = lowered(devices, config(d_head=64, **form), episodes=episodes).compile()
+    with absent_tpus("v5e:2x2") as devices:
+        program = lowered(devices, config(d_head=64, **form), episodes=episodes).compile()
     assert program.as_text().count("tpu_custom_call") >= 2
 
 

@@ -1,0 +1,331 @@
+"""Attention fused for TPUs: scores exist only as tiles in on-chip memory, forward and backward.
+
+The T x K scores are split into square tiles of S x S. Query i and key j need row T-1-i+j of r, for
+their distance M+i-j. So L queries of a tile need L+S neighbouring rows of r, their window. It moves
+forward by S rows for the next tile of keys, and back by L rows for the next queries. The position
+term is the product of queries and window, of which each row is then moved left to its place (the
+relative shift of a tile). For L = S = 3 (entries are columns of the window; 5 is unused):
+
+    product qv . window          skewed: row i moved left by L-1-i
+      0 1 2 3 4 5                  2 3 4
+      0 1 2 3 4 5          ->      1 2 3
+      0 1 2 3 4 5                  0 1 2
+
+One strided roll computes this. Its transpose, for the gradient, would need a negative stride; there
+each part of L columns is rotated by one gather. Padding in front of r aligns windows to multiples
+of L.
+
+A kernel has one tile of queries, and all keys of its row and head; it visits their tiles in a loop.
+The softmax is computed tile by tile with a running maximum (Dao et al. 2022, FlashAttention). The
+gradient computes each tile again, from the stored logarithm of each softmax's denominator. The
+gradients of queries, keys, values and r stay in on-chip memory; those of keys, values and r are
+transposed, so that all products get their factors as they are. Fully masked tiles are not visited,
+and only tiles at an edge of the mask compute it.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from txl_jax.model.dropout import HEAD_STRIDE, AttentionDropout
+
+LANES = 128
+_UNSEEN = -0.7 * float(np.finfo(np.float32).max)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiles:
+    """The split of T x K scores into tiles, and the static part of the attention mask."""
+
+    size: int  # S, the number of queries, and of keys, of a tile
+    seg_len: int
+    mem_len: int
+    reach: int
+    rate: float | None  # the dropout rate
+    precision: lax.Precision = lax.Precision.DEFAULT  # of all products
+
+    @property
+    def part(self) -> int:
+        """L, the number of queries of a tile whose gradients are computed at once."""
+        return self.size // 2 if self.size % LANES else LANES
+
+    @property
+    def n_q(self) -> int:
+        """The number of tiles along the queries."""
+        return -(-self.seg_len // self.size)
+
+    @property
+    def n_k(self) -> int:
+        """The number of tiles along the keys."""
+        return -(-(self.mem_len + self.seg_len) // self.size)
+
+    @property
+    def r_rows(self) -> int:
+        """The number of rows of r with its padding."""
+        return (self.n_q + self.n_k) * self.size
+
+    def held(self, h: int, dtype: Any) -> int:
+        """Returns the bytes of on-chip memory for a head's keys, values and r, and their gradients.
+
+        All of them are held twice, to copy while the kernel runs, and the sums in float32.
+        """
+        rows, size = 2 * self.n_k * self.size + self.r_rows, jnp.dtype(dtype).itemsize
+        columns, transposed = -(-h // LANES) * LANES, -(-h // 16) * 16
+        return rows * (2 * size * (columns + transposed) + 4 * transposed)
+
+    def spans(self, filled: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns each query tile's first [B * n_q] and last [n_q] key tile: int32."""
+        first, last = self._spans()
+        firsts = jnp.maximum(first, (self.mem_len - filled[:, None]) // self.size)
+        return firsts.astype(jnp.int32).ravel(), jnp.asarray(last, jnp.int32)
+
+    def _spans(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns each query tile's first and last key tile with a full memory."""
+        start = self.mem_len + self.size * np.arange(self.n_q)
+        first = np.maximum(start - self.reach, 0) // self.size
+        return first, np.minimum((start + self.size - 1) // self.size, self.n_k - 1)
+
+    def scores(self) -> int:
+        """Returns the number of scores of a row and head that are computed with a full memory."""
+        first, last = self._spans()
+        return int(np.sum(last - first + 1)) * self.size**2
+
+
+class Inputs(NamedTuple):
+    """The padded arrays that the kernels read; inside of a kernel, the parts of one query tile."""
+
+    qu: Any  # q + u and q + v: [N,B,T,H]; in a kernel [S,H]
+    qv: Any
+    k: Any  # [N,B,K,H]; [K,H]
+    val: Any
+    r: Any  # [N,R,H]; [R,H]
+    episodes: Any  # of queries [B,1,T] and of keys [B,1,K]; [1,S] and [1,K]; or None
+    dout: Any = None  # only for gradients: the result's gradient [N,B,T,H]; [S,H]
+    lse: Any = None  # logarithm of the softmax's denominator: [N,B,1,T]; [1,S]
+    delta: Any = None  # sum of dout * out: [N,B,1,T]; [1,S]
+
+
+def forward_kernel(at: "Queries", x: Inputs, out, lse, largest, total, acc, ahead):
+    """Writes the result ``out`` [S,H] and ``lse`` [1,S]; the other arrays are its own."""
+    # largest has equal columns, and total has sums of every 128th key: moving numbers between the
+    # columns of a register is the slowest part of a softmax.
+    largest[...] = jnp.full_like(largest, _UNSEEN)
+    total[...] = jnp.zeros_like(total)
+    acc[...] = jnp.zeros_like(acc)
+    size, width = at.tiles.size, total.shape[1]
+    # The scores of the next tile are computed beside the softmax of a tile: products and sums have
+    # different units.
+    ahead[...] = _Part(at, at.first, 0, size).scores()
+
+    def visit(j: jax.Array, masked: bool) -> None:
+        part, following = _Part(at, j, 0, size, masked), jnp.minimum(j + 1, at.last)
+        scores, before = part.seen(ahead[...], _UNSEEN), largest[...]
+        scores_of_following = _Part(at, following, 0, size).scores()
+        now = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
+        weights = part.seen(jnp.exp(scores - _columns(now, size)), 0.0)
+        shrink = jnp.exp(before - now)
+        largest[...] = now
+        sums = sum(weights[:, first : first + width] for first in range(0, size, width))
+        total[...] = total[...] * shrink + sums
+        dropped = (weights * part.kept()).astype(x.val.dtype)
+        added = at.product(dropped, x.val[part.keys], 1, 0)
+        acc[...] = acc[...] * _columns(shrink, added.shape[1]) + added
+        ahead[...] = scores_of_following
+
+    at.over_keys(visit)
+    denominator = jnp.sum(total[...], axis=1, keepdims=True)
+    denominator = jnp.where(denominator == 0.0, 1.0, denominator)  # queries of the padding
+    out[...] = (acc[...] / denominator).astype(out.dtype)
+    # It is stored as a row; TPUs transpose only whole registers.
+    column = largest[:, :1] + jnp.log(denominator)
+    lse[...] = jnp.broadcast_to(column, (len(column), LANES)).T[:1]
+
+
+def backward_kernel(at: "Queries", x: Inputs, *refs):
+    """Writes the gradients of queries [S,H], and of keys, values [H,K] and r [H,R] at their ends.
+
+    ``refs`` are the five gradients, and as many float32 arrays for their sums.
+    """
+    gradients, sums = refs[:5], refs[5:]
+    dqu, dqv, dk, dval, dr = sums
+    _fill_zeros(True, dqu, dqv)
+    _fill_zeros(at.begins_row, dk, dval)
+    _fill_zeros(at.begins_head, dr)
+    lse, delta = _column(x.lse[...]), _column(x.delta[...])
+    qu, qv, dout = (queries[...].T for queries in (x.qu, x.qv, x.dout))  # [H,S]
+    size, dtype = at.tiles.size, x.k.dtype
+
+    def begin(part: _Part) -> tuple[jax.Array, jax.Array]:
+        return part.scores(), at.product(x.dout[part.rows], x.val[part.keys], 1, 1)
+
+    def finish(part: _Part, scores: jax.Array, dweights: jax.Array) -> None:
+        rows, keys, kept = part.rows, part.keys, part.kept()
+        weights = part.seen(jnp.exp(scores - _columns(lse[rows], size)), 0.0)
+        dscores = weights * (dweights * kept - _columns(delta[rows], size))
+        weights = (weights * kept).astype(dtype)
+        dwindow, dscores = _unskew(dscores).astype(dtype), dscores.astype(dtype)
+        dqu[rows] += at.product(dscores, x.k[keys], 1, 0)
+        dqv[rows] += at.product(dwindow, x.r[part.window], 1, 0)
+        dk[:, keys] += at.product(qu[:, rows], dscores, 1, 0)
+        dval[:, keys] += at.product(dout[:, rows], weights, 1, 0)
+        dr[:, part.window] += at.product(qv[:, rows], dwindow, 1, 0)
+
+    def visit(j: jax.Array, masked: bool) -> None:
+        length = at.tiles.part
+        parts = [_Part(at, j, first, length, masked) for first in range(0, size, length)]
+        begun = begin(parts[0])
+        for n, part in enumerate(parts):  # the next one is begun while this one is finished
+            arrays = begun
+            if n + 1 < len(parts):
+                begun = begin(parts[n + 1])
+            finish(part, *arrays)
+
+    at.over_keys(visit)
+    ends: tuple[bool | jax.Array, ...] = (True, True, at.ends_row, at.ends_row, at.ends_head)
+    for gradient, total, end in zip(gradients, sums, ends, strict=True):
+        pl.when(end)(functools.partial(_store, gradient, total))
+
+
+class Queries:
+    """The place of a kernel in the grid: a tile of queries of a row and head.
+
+    ``begins_row`` and ``begins_head`` mark the first tile of a row and of a head, ``ends_row`` and
+    ``ends_head`` the last one. ``first`` and ``last`` are its key tiles. ``episodes`` are those of
+    its queries, in equal columns [S,128].
+    """
+
+    def __init__(self, tiles: Tiles, filled, seed, firsts, lasts, x: Inputs):
+        head, row, i = (pl.program_id(axis) for axis in range(3))
+        self.tiles, self.seed, self.x, self.i = tiles, seed, x, i
+        self.begins_row, self.ends_row = i == 0, i == tiles.n_q - 1
+        self.begins_head = self.begins_row & (row == 0)
+        self.ends_head = self.ends_row & (row == pl.num_programs(1) - 1)
+        self.first, self.last = firsts[row * tiles.n_q + i], lasts[i]
+        self.row = head * HEAD_STRIDE + row
+        self.oldest = tiles.mem_len - filled[row]
+        self.episodes = None if x.episodes is None else _column(x.episodes[0][...])
+
+    def over_keys(self, visit: Callable[[jax.Array, bool], None]) -> None:
+        """Calls ``visit(j, masked)`` for the key tiles that are not fully masked, one by one.
+
+        It is compiled twice, since few tiles need masks.
+        """
+
+        def step(j: jax.Array, _) -> None:
+            masked = self._has_edge(j)
+            pl.when(masked)(lambda: visit(j, True))
+            pl.when(jnp.logical_not(masked))(lambda: visit(j, False))
+
+        lax.fori_loop(self.first, self.last + 1, step, None)
+
+    def _has_edge(self, j: jax.Array) -> jax.Array:
+        """Returns whether some query does not see some key of a tile."""
+        tiles = self.tiles
+        distance = tiles.mem_len + (self.i - j) * tiles.size
+        nearest, farthest = distance - (tiles.size - 1), distance + tiles.size - 1
+        edge = (nearest < 0) | (farthest > tiles.reach) | (j * tiles.size < self.oldest)
+        return edge | (self.episodes is not None)
+
+    def product(self, a: jax.Array, b: jax.Array, of_a: int, of_b: int) -> jax.Array:
+        """Returns the product over one axis of each array, with float32 sums."""
+        axes, precision = (((of_a,), (of_b,)), ((), ())), self.tiles.precision
+        return lax.dot_general(a, b, axes, precision, preferred_element_type=jnp.float32)
+
+
+class _Part:
+    """L queries of a tile, the S keys of tile ``j``, and what is computed of both.
+
+    ``rows`` are the queries in their tile, ``keys`` the keys, ``window`` the L+S rows of r for
+    their distances. ``query`` [L,1] and ``key`` [1,S] are indices.
+    """
+
+    def __init__(
+        self, queries: Queries, j: jax.Array, first: int, length: int, masked: bool = False
+    ):
+        size, n_q = queries.tiles.size, queries.tiles.n_q
+        self.of, self.masked = queries, masked
+        self.rows = slice(first, first + length)
+        self.keys = pl.ds(pl.multiple_of(j * size, size), size)
+        window = (n_q - queries.i + j) * size - (first + length)
+        self.window = pl.ds(pl.multiple_of(window, length), length + size)
+        iota = functools.partial(lax.broadcasted_iota, jnp.int32)
+        self.query = queries.i * size + first + iota((length, 1), 0)
+        self.key = j * size + iota((1, size), 1)
+
+    def seen(self, x: jax.Array, unseen: float) -> jax.Array:
+        """Replaces what :meth:`AttentionMask.allowed` does not allow in an array [L,S]."""
+        if not self.masked:
+            return x
+        of, tiles = self.of, self.of.tiles
+        distance = tiles.mem_len + self.query - self.key
+        allowed = (distance >= 0) & (distance <= tiles.reach) & (self.key >= of.oldest)
+        if of.episodes is not None:
+            of_keys = of.x.episodes[1][:, self.keys]
+            allowed &= _columns(of.episodes[self.rows], of_keys.shape[1]) == of_keys
+        return jnp.where(allowed, x, unseen)
+
+    def kept(self) -> jax.Array | float:
+        """Returns the part of :meth:`AttentionDropout.mask`, [L,S]; 1 without dropout."""
+        of = self.of
+        if of.tiles.rate is None:
+            return 1.0
+        places = (x.astype(jnp.uint32) for x in (of.row, self.query, self.key))
+        return AttentionDropout(of.seed, of.tiles.rate).factors(*places)
+
+    def scores(self) -> jax.Array:
+        """Returns the content scores plus the skewed position scores: [L,S]."""
+        x, product = self.of.x, self.of.product
+        position = _skew(product(x.qv[self.rows], x.r[self.window], 1, 1))
+        return product(x.qu[self.rows], x.k[self.keys], 1, 1) + position
+
+
+def _store(into, ref) -> None:
+    into[...] = ref[...].astype(into.dtype)
+
+
+def _fill_zeros(when, *refs) -> None:
+    @pl.when(when)
+    def _():
+        for ref in refs:
+            ref[...] = jnp.zeros_like(ref)
+
+
+def _skew(x: jax.Array) -> jax.Array:
+    """Moves row i of window scores [L,L+S] left by L-1-i, which gives key scores [L,S]."""
+    length, width = x.shape
+    rolled = pltpu.roll(x, width - (length - 1), 1, stride=1, stride_axis=0)
+    return rolled[:, : width - length]
+
+
+def _unskew(x: jax.Array) -> jax.Array:
+    """Transposes :func:`_skew`: moves row i of [L,S] right by L-1-i, with zeros around it.
+
+    A rotated part of L columns has columns of two parts of the result.
+    """
+    length = len(x)
+    column, row = (lax.broadcasted_iota(jnp.int32, (length, length), axis) for axis in (1, 0))
+    shift = length - 1 - row
+    rotate = lambda part: jnp.take_along_axis(part, (column - shift) % length, axis=1)
+    zeros = jnp.zeros((length, length), x.dtype)
+    parts = [zeros, *map(rotate, jnp.split(x, x.shape[1] // length, axis=1)), zeros]
+    both = itertools.pairwise(parts)
+    return jnp.concatenate([jnp.where(column < shift, *two) for two in both], axis=1)
+
+
+def _columns(x: jax.Array, width: int) -> jax.Array:
+    """Returns an array of equal columns with ``width`` of them."""
+    return jnp.concatenate([x] * -(-width // x.shape[1]), axis=1)[:, :width]
+
+
+def _column(row: jax.Array) -> jax.Array:
+    """Transposes [1,S] to equal columns [S,128]; TPUs transpose only whole registers."""
+    return jnp.broadcast_to(row, (LANES, row.shape[1])).T
