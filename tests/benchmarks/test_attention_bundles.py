@@ -25,4 +25,5 @@ def test_a_tile_takes_no_more_bundles():
     assert [row[:4] for row in rows] == [["v5e", "bfloat16", "128", name] for name in MOST], done
     for name, row in zip(MOST, rows, strict=True):
         inside, edge = (int(cell.replace(",", "")) for cell in row[4:6])
-        assert inside < edge and inside <= MOST[name], row
+        assert inside < edge, row
+        assert inside <= MOST[name], row

@@ -208,7 +208,7 @@ def test_exactly_the_tiles_that_someone_sees_are_computed(t, m, reach):
     tiles = Tiles(S, t, m, mask.reach, None)
     more = tiles.n_q * S - t, tiles.n_k * S - (m + t)
     cells = np.pad(np.asarray(mask.allowed()), [(0, 0), (0, more[0]), (0, more[1])])
-    anyone = cells.reshape(B, tiles.n_q, S, tiles.n_k, S).any((2, 4))
+    anyone = np.asarray(cells.reshape(B, tiles.n_q, S, tiles.n_k, S).any((2, 4)))
     first, last = tiles.spans(filled)
     j, low = np.arange(tiles.n_k), np.reshape(first, (B, tiles.n_q, 1))
     np.testing.assert_array_equal((j >= low) & (j <= np.asarray(last)[:, None]), anyone)
