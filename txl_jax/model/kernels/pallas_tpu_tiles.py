@@ -131,14 +131,14 @@ def forward_kernel(at: "Queries", x: Inputs, out, lse, largest, total, acc, ahea
         scores, before = part.seen(ahead[...], _UNSEEN), largest[...]
         scores_of_following = _Part(at, following, 0, size).scores()
         now = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
-        weights = part.seen(jnp.exp(scores - _columns(now, size)), 0.0)
+        weights = part.seen(jnp.exp(scores - _widened(now, size)), 0.0)
         shrink = jnp.exp(before - now)
         largest[...] = now
         sums = sum(weights[:, first : first + width] for first in range(0, size, width))
         total[...] = total[...] * shrink + sums
         dropped = (weights * part.kept()).astype(x.val.dtype)
         added = at.product(dropped, x.val[part.keys], 1, 0)
-        acc[...] = acc[...] * _columns(shrink, added.shape[1]) + added
+        acc[...] = acc[...] * _widened(shrink, added.shape[1]) + added
         ahead[...] = scores_of_following
 
     at.over_keys(visit)
@@ -160,7 +160,7 @@ def backward_kernel(at: "Queries", x: Inputs, *refs):
     _fill_zeros(True, dqu, dqv)
     _fill_zeros(at.begins_row, dk, dval)
     _fill_zeros(at.begins_head, dr)
-    lse, delta = _column(x.lse[...]), _column(x.delta[...])
+    lse, delta = _equal_columns(x.lse[...]), _equal_columns(x.delta[...])
     qu, qv, dout = (queries[...].T for queries in (x.qu, x.qv, x.dout))  # [H,S]
     size, dtype = at.tiles.size, x.k.dtype
 
@@ -169,8 +169,8 @@ def backward_kernel(at: "Queries", x: Inputs, *refs):
 
     def finish(part: _Part, scores: jax.Array, dweights: jax.Array) -> None:
         rows, keys, kept = part.rows, part.keys, part.kept()
-        weights = part.seen(jnp.exp(scores - _columns(lse[rows], size)), 0.0)
-        dscores = weights * (dweights * kept - _columns(delta[rows], size))
+        weights = part.seen(jnp.exp(scores - _widened(lse[rows], size)), 0.0)
+        dscores = weights * (dweights * kept - _widened(delta[rows], size))
         weights = (weights * kept).astype(dtype)
         dwindow, dscores = _unskew(dscores).astype(dtype), dscores.astype(dtype)
         dqu[rows] += at.product(dscores, x.k[keys], 1, 0)
@@ -212,12 +212,12 @@ class Queries:
         self.first, self.last = firsts[row * tiles.n_q + i], lasts[i]
         self.row = head * HEAD_STRIDE + row
         self.oldest = tiles.mem_len - filled[row]
-        self.episodes = None if x.episodes is None else _column(x.episodes[0][...])
+        self.episodes = None if x.episodes is None else _equal_columns(x.episodes[0][...])
 
     def over_keys(self, visit: Callable[[jax.Array, bool], None]) -> None:
         """Calls ``visit(j, masked)`` for the key tiles that are not fully masked, one by one.
 
-        It is compiled twice, since few tiles need masks.
+        ``visit`` is compiled twice, with masks and without, since few tiles need them.
         """
 
         def step(j: jax.Array, _) -> None:
@@ -270,7 +270,7 @@ class _Part:
         allowed = (distance >= 0) & (distance <= tiles.reach) & (self.key >= of.oldest)
         if of.episodes is not None:
             of_keys = of.x.episodes[1][:, self.keys]
-            allowed &= _columns(of.episodes[self.rows], of_keys.shape[1]) == of_keys
+            allowed &= _widened(of.episodes[self.rows], of_keys.shape[1]) == of_keys
         return jnp.where(allowed, x, unseen)
 
     def kept(self) -> jax.Array | float:
@@ -321,11 +321,11 @@ def _unskew(x: jax.Array) -> jax.Array:
     return jnp.concatenate([jnp.where(column < shift, *two) for two in both], axis=1)
 
 
-def _columns(x: jax.Array, width: int) -> jax.Array:
+def _widened(x: jax.Array, width: int) -> jax.Array:
     """Returns an array of equal columns with ``width`` of them."""
     return jnp.concatenate([x] * -(-width // x.shape[1]), axis=1)[:, :width]
 
 
-def _column(row: jax.Array) -> jax.Array:
+def _equal_columns(row: jax.Array) -> jax.Array:
     """Transposes [1,S] to equal columns [S,128]; TPUs transpose only whole registers."""
     return jnp.broadcast_to(row, (LANES, row.shape[1])).T
