@@ -7,6 +7,7 @@ for, where their compilers are installed.
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -25,7 +26,7 @@ from txl_jax.config import TransformerXLConfig
 from txl_jax.model import self_check
 from txl_jax.model.attention import planned_attention
 from txl_jax.model.kernels import choice, reference
-from txl_jax.model.kernels.choice import KernelError
+from txl_jax.model.kernels.choice import FUSED, KernelError
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.plan import attention_sizes, training_mesh
 
@@ -205,6 +206,15 @@ def test_the_result_of_one_attention_is_not_that_of_another(kernel, change):
     key = lambda c: self_check._key(self_check.planned(c, mesh(), 4, T, M, train=True), "triton")
     assert key(config()) == key(config())
     assert key(config()) != key(config(**change))
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_the_result_depends_on_every_module_of_the_kernel(name):
+    """On those that its module imports, too: ``triton_tiles`` of ``triton``."""
+    found = self_check._sources(name)
+    code = next(file for file in found if file.stem == name).read_text("utf-8")
+    imported = re.findall(r"txl_jax\.model\.kernels(?:\.| import )(\w+)", code)
+    assert {"reference", *imported} <= {file.stem for file in found}
 
 
 def test_a_lack_of_memory_is_not_kept(kernel, tmp_path):

@@ -34,11 +34,6 @@ _PACKAGES = (
     *("jax", "jaxlib", "libtpu", "triton", "jax-triton"),
     *("jax-cuda12-pjrt", "jax-cuda13-pjrt", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
 )
-_SOURCES = {
-    "triton": ("triton", "triton_tiles"),
-    "pallas_tpu": ("pallas_tpu",),
-    "cudnn": ("cudnn",),
-}
 _LONG = 2**23
 """From this many scores per head on, the check has one row and one head on a device."""
 
@@ -255,18 +250,23 @@ def _found(attention: Attention, name: str, file: str | None) -> str:
 def _key(attention: Attention, name: str) -> str:
     """Returns a hash of everything that the result depends on."""
     device = attention.mesh.devices.flat[0]
-    package = Path(__file__).parent  # read, because a kernel's module may need other packages
-    kernels = (f"kernels/{x}" for x in ("choice", "parity", "reference", *_SOURCES[name]))
-    sources = [package / f"{x}.py" for x in ("self_check", "dropout", "masks", *kernels)]
     with product_precision(attention.precision):
         passes = bfloat16_passes()
     parts = [
         *(name, device.device_kind, device.client.platform_version),
         *map(installed_version, _PACKAGES),
-        *(file.read_text("utf-8") for file in sources),
+        *(file.read_text("utf-8") for file in _sources(name)),
         *(attention.x, attention.mesh.shape, attention.scanned, attention.several_seeds, passes),
     ]
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+
+
+def _sources(name: str) -> list[Path]:
+    """Returns the files of this check and of a kernel, whose modules may need other packages."""
+    package = Path(__file__).parent
+    shared = ("self_check", "dropout", "masks", "kernels/choice", "kernels/parity")
+    files = [package / f"{x}.py" for x in (*shared, "kernels/reference")]
+    return files + sorted(package.glob(f"kernels/{name}*.py"))
 
 
 def _file(name: str, key: str) -> str | None:
