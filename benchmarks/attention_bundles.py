@@ -31,7 +31,11 @@ _LENGTH, _HEADS, _ROWS = 768, 2, 2
 
 
 class Counted(NamedTuple):
-    """The bundles of a kernel for a tile, and for one at an edge of the mask."""
+    """The bundles of a kernel for a tile, and for one at an edge of the mask.
+
+    ``products`` and ``spilled`` count instructions at the edge: products of the matrix units, and
+    stores and loads of registers that did not fit.
+    """
 
     kernel: str
     inside: int

@@ -125,7 +125,7 @@ def _call(kernel, tiles: Tiles, interpret, scalars, inputs: Inputs, outputs, scr
     ``0`` means the whole axis. ``scalars`` are filled [B] and seed [2]. ``scratch`` has the
     shapes of float32 arrays.
     """
-    n, b, _, h = inputs.qu.shape
+    (n, b, _, h), backward = inputs.qu.shape, inputs.dout is not None
 
     def blocks(places: str, shape):
         def index(n, b, i, *_):
@@ -138,15 +138,15 @@ def _call(kernel, tiles: Tiles, interpret, scalars, inputs: Inputs, outputs, scr
 
     places = Inputs(
         "nbi0", "nbi0", "nb00", "nb00", "n00", inputs.episodes and ("b0i", "b00"),
-        *(("nbi0", "nb0i", "nb0i") if inputs.dout is not None else ()),
+        *(("nbi0", "nb0i", "nb0i") if backward else ()),
     )  # fmt: skip
 
     def body(filled, seed, firsts, lasts, x, *refs):
         kernel(Queries(tiles, filled, seed, firsts, lasts, x), x, *refs)
 
     scores, moved = n * b * tiles.scores(), (*jax.tree.leaves(inputs), *(x for _, x in outputs))
-    window = 1 + (tiles.part if inputs.dout is not None else tiles.size) / tiles.size
-    products = 5 + 3 * window if inputs.dout is not None else 2 + window
+    window = 1 + (tiles.part if backward else tiles.size) / tiles.size  # its rows for each key
+    products = 5 + 3 * window if backward else 2 + window
     return pl.pallas_call(
         body,
         cost_estimate=pl.CostEstimate(

@@ -115,7 +115,11 @@ class Inputs(NamedTuple):
 
 
 def forward_kernel(at: "Queries", x: Inputs, out, lse, largest, total, acc, ahead):
-    """Writes the result ``out`` [S,H] and ``lse`` [1,S]; the other arrays are its own."""
+    """Writes the result ``out`` [S,H] and ``lse`` [1,S].
+
+    The other arrays are its own, in float32: the ``largest`` score and the ``total`` of the weights
+    [S,128], the sum of weighted values ``acc`` [S,H], and the scores of the next tile [S,S].
+    """
     # largest has equal columns, and total has sums of every 128th key: moving numbers between the
     # columns of a register is the slowest part of a softmax.
     largest[...] = jnp.full_like(largest, _UNSEEN)
