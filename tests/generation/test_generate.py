@@ -15,6 +15,7 @@ from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab, encode_prompt
+from txl_jax.evaluation.protocols import with_window
 from txl_jax.generation.generate import TokenChunk, generate
 from txl_jax.generation.sampling import (
     apply_repetition_penalty,
@@ -193,6 +194,32 @@ def test_matrices_that_are_cast_once_give_the_same_logits(form):
     np.testing.assert_array_equal(run(cast), run(variables["params"]))
     sizes = {x.dtype.itemsize for x in jax.tree.leaves(cast) if x.ndim > 1}
     assert sizes == {4 if form == "mixture" else 2}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("form", CAST)
+def test_bfloat16_draws_with_the_losses_of_float32_about(form, rows):
+    """One text is made by other products than several are: see wide_products.py."""
+    cfg = dataclasses.replace(CFG, dtype="bfloat16", **CAST[form])
+    params, prompts = tiny_models.variables(cfg)["params"], prompts_of(5, 9)[:rows]
+    c = dataclasses.replace(SAMPLED, mem_len=11, length=70)  # more than one dispatch
+    pieces = list(generate(cfg, params, prompts, c))
+    model = TransformerXL(with_window(dataclasses.replace(cfg, dtype="float32")))
+    for row, prompt in enumerate(prompts):
+        new = np.concatenate([p.tokens for p in pieces], axis=1)[row]
+        found = np.concatenate([p.nll for p in pieces], axis=1)[row]
+        text = np.concatenate([prompt, new])
+        for n in range(0, 70, 23):
+            place = len(prompt) + n
+            if cfg.memory_free:
+                newest = text[max(0, place - min(11, cfg.segment_limit or 11)) : place]
+                logits = model.apply({"params": params}, newest[None], model.init_mems(1, 0))[0]
+            else:
+                mems: Any = model.init_mems(1, 11)
+                for token in text[:place]:
+                    logits, mems = model.apply({"params": params}, token[None, None], mems)
+            nll = -jax.nn.log_softmax(logits[0, -1])[text[place]]
+            assert found[n] == pytest.approx(float(nll), abs=0.1)  # as in test_low_precision.py
 
 
 def test_an_empty_prompt_and_an_unknown_token_are_refused():

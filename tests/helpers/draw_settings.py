@@ -266,7 +266,7 @@ def generation(exp: ExperimentConfig) -> None:
     c, rows = exp.generate, compiled_rows(exp.generate.samples)
     cfg = with_window(cfg)
     params, shape = param_shapes(cfg), typing.cast(Any, jax.ShapeDtypeStruct)
-    extend, _, project = generate._programs(cfg)
+    cast, extend, _, project = generate._programs(cfg)
     ids = shape((rows,), jnp.int32)
     if cfg.memory_free:
         width = min(c.mem_len, cfg.n_positions or c.mem_len)
@@ -277,7 +277,9 @@ def generation(exp: ExperimentConfig) -> None:
     seen: Any = shape((rows, cfg.vocab_size or 0), jnp.bool_)
     state = generate.DecodeState(ids, past, seen, None)
     draws = generate._Draws(np.uint32(c.seed), ids, shape((64,), jnp.int32))
-    jax.eval_shape(extend, params, state, draws, np.int32(1), sampling_of(c), None)
+    jax.eval_shape(
+        extend, jax.eval_shape(cast, params), state, draws, np.int32(1), sampling_of(c), None
+    )
 
 
 # All of it.

@@ -62,6 +62,45 @@ def test_values_and_both_derivatives_are_those_of_float32_products(sizes, lead, 
     np.testing.assert_allclose(full(forward), want, rtol=2 * STEP, atol=4 * STEP)
 
 
+@pytest.mark.parametrize("d", [1, 8, 41, 64])
+@pytest.mark.parametrize("lead", [(), (2, 3)])
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_row_that_reads_the_other_factor_gives_the_same_product(d, lead, rows):
+    x, y = low(0, *lead, 1, d), low(1, *lead, *((5, d) if rows else (d, 5)))
+    columns = lambda x, y: wide_products.matmul(x, y, "cpu")
+    of = wide_products.products_of_rows if rows else columns
+    with wide_products.reading_rows():
+        assert wide_products.apply_to("cpu", x, y)
+        found, derivatives = jax.vjp(of, x, y)
+    wide_y = full(y).swapaxes(-1, -2) if rows else full(y)
+    near = functools.partial(np.testing.assert_allclose, rtol=STEP, atol=STEP)
+    near(full(found), full(x) @ wide_y)
+    dx, dy = derivatives(jnp.ones_like(found))
+    near(full(dx)[..., 0, :], wide_y.sum(-1), atol=4 * STEP)
+    repeated = np.broadcast_to(full(x).swapaxes(-1, -2), (*lead, d, 5))
+    near(full(dy), repeated.swapaxes(-1, -2) if rows else repeated)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_loop_over_rows_keeps_no_float32_copy_of_the_other_factor(as_users_compile, rows):
+    x, y = low(0, 1, 512), low(1, 512, 512)
+
+    def product(x, y):
+        if rows:
+            return wide_products.products_of_rows(x, y).astype(x.dtype)
+        return wide_products.matmul(x, y, "cpu")
+
+    @jax.jit
+    def loop(x, bits):
+        with wide_products.reading_rows():
+            step = lambda _, x: product(x, wide_products.from_bits(bits))
+            return jax.lax.fori_loop(0, 5, step, x)
+
+    held = loop.lower(x, wide_products.to_bits(y)).compile().memory_analysis()
+    assert held is not None
+    assert held.temp_size_in_bytes < y.size
+
+
 @units
 def test_products_of_many_matrices_by_vmap_are_those_of_each():
     x, y = low(0, 3, 6, 8), low(1, 3, 8, 4)

@@ -21,8 +21,10 @@ from txl_jax.model.inputs import check_array, check_ids
 from txl_jax.model.memory import Cache
 from txl_jax.model.precision import in_compute_dtype
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.model.wide_products import from_bits, reading_rows, to_bits
 from txl_jax.parallel.compile_cache import compiled_rows
 from txl_jax.parallel.device_memory import Checked, Work, check_arrays
+from txl_jax.parallel.platforms import platform_of
 
 PREFILL = 128
 """The number of prompt tokens in one call of the model."""
@@ -122,37 +124,48 @@ def generate(
         check_array(f"prompt {row}", prompt, "integers", ("n",))
         check_ids(f"prompt {row}", prompt, vocab_size)
     cfg = with_window(cfg)
-    extend, read, project = _programs(cfg)
+    programs = _programs(cfg)
     rows = len(prompts)
     added = compiled_rows(rows) - rows
     prompts = [*prompts, *[np.zeros(1, np.int32)] * added]
-    state = _first_state(read, project, cfg, params, prompts, c, grammar)
+    state = _first_state(programs, cfg, params, prompts, c, grammar)
+    if cfg.dtype != "float32":
+        params = programs.cast(params)
     numbers = np.array([*([0] * rows if samples is None else samples), *[0] * added], np.int32)
     sampling = sampling_of(c)
     for start in range(0, c.length, _PER_DISPATCH):
         positions = np.arange(start, start + _PER_DISPATCH, dtype=np.int32)
         draws = _Draws(np.uint32(c.seed), numbers, positions)
         n = min(_PER_DISPATCH, c.length - start)
-        state, tokens, nll = extend(params, state, draws, np.int32(n), sampling, grammar)
+        state, tokens, nll = programs.extend(params, state, draws, np.int32(n), sampling, grammar)
         yield TokenChunk(np.asarray(tokens)[:rows, :n], np.asarray(nll)[:rows, :n])
 
 
+class _Programs(NamedTuple):
+    cast: Checked  # parameters to those that ``extend`` reads for every token
+    extend: Checked  # texts by up to 64 tokens
+    read: Checked  # prompts, into memory
+    project: Checked  # memory to a cache
+
+
 @functools.lru_cache(maxsize=8)
-def _programs(cfg: TransformerXLConfig, mesh: Mesh | None = None) -> tuple[Checked, ...]:
-    """Returns compiled functions that extend texts, read prompts, and make a cache of memory."""
+def _programs(cfg: TransformerXLConfig, mesh: Mesh | None = None) -> _Programs:
     model = TransformerXL(cfg, mesh)
     step: Callable = _step_without_memory if cfg.memory_free else _step_with_memory
-    step = functools.partial(step, model)
-    # All tokens of a dispatch read the same matrices, which XLA would cast again for each token.
-    cast = lambda params: jax.lax.optimization_barrier(in_compute_dtype(model.cfg, params))
-    extend = lambda params, *args: _extend(step, cast(params), *args)
+    step, on_cpu = functools.partial(step, model), platform_of(mesh) == "cpu"
+    extend = functools.partial(_extend_on_bits if on_cpu else _extend, step)
+
+    def cast(params):
+        params = in_compute_dtype(model.cfg, params)
+        return to_bits(params) if on_cpu else params
+
     # Returns the memory after right-padded rows [B,T]. The compiler removes the unused logits.
     read = lambda params, tokens, lengths, mems: model.apply(
         {"params": params}, tokens, mems, lengths=lengths
     )[1]
     project = functools.partial(model.apply, seg_len=1, method="init_cache")
-    jitted = jax.jit(extend, donate_argnums=(1,)), jax.jit(read), jax.jit(project)
-    return tuple(Checked(function, _WORK) for function in jitted)
+    jitted = jax.jit(cast), jax.jit(extend, donate_argnums=(1,)), jax.jit(read), jax.jit(project)
+    return _Programs(*(Checked(function, _WORK) for function in jitted))
 
 
 def lower_programs(
@@ -160,7 +173,7 @@ def lower_programs(
 ) -> dict[str, Callable[[], jax.stages.Lowered]]:
     """Returns functions that lower the programs of one prompt, for the one device of a mesh."""
     cfg = with_window(cfg)
-    extend, read, project = _programs(cfg, mesh)
+    cast, extend, read, project = _programs(cfg, mesh)
     rows, whole = compiled_rows(c.samples), NamedSharding(mesh, PartitionSpec())
     place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole)
     shape: Any = functools.partial(jax.ShapeDtypeStruct, sharding=whole)
@@ -168,6 +181,8 @@ def lower_programs(
     mems = jax.tree.map(place, memory_shapes(cfg, rows, c.mem_len))
     params = jax.tree.map(place, param_shapes(cfg))
     programs: dict[str, Callable[[], jax.stages.Lowered]] = {}
+    if cfg.dtype != "float32":
+        programs["cast"] = functools.partial(cast.lower, params)
     if cfg.memory_free:
         width = min(c.mem_len, cfg.n_positions or c.mem_len)
         past: Any = LastTokens(shape((rows, width), np.int32), ids)
@@ -179,14 +194,15 @@ def lower_programs(
     seen = shape((rows, cfg.vocab_size or 0), bool)
     state = DecodeState(ids, past, seen, None if grammar is None else ids)
     draws = _Draws(np.uint32(0), ids, np.arange(_PER_DISPATCH, dtype=np.int32))
+    matrices = jax.tree.map(place, jax.eval_shape(cast.jitted, params))
     programs["extend"] = functools.partial(
-        extend.lower, params, state, draws, np.int32(1), sampling_of(c), grammar
+        extend.lower, matrices, state, draws, np.int32(1), sampling_of(c), grammar
     )
     return programs
 
 
 def _first_state(
-    read: Callable, project: Callable, cfg: TransformerXLConfig, params, prompts, c, grammar
+    programs: _Programs, cfg: TransformerXLConfig, params, prompts, c, grammar
 ) -> DecodeState:
     """Computes the state after all tokens of each prompt except the last, on the device."""
     if cfg.memory_free:
@@ -195,8 +211,8 @@ def _first_state(
     else:
         mems = TransformerXL(cfg).init_mems(len(prompts), c.mem_len)
         for tokens, lengths in _prompt_chunks(prompts):
-            mems = read(params, tokens, lengths, mems)
-        past = project({"params": params}, mems)
+            mems = programs.read(params, tokens, lengths, mems)
+        past = programs.project({"params": params}, mems)
     grammar_state = None
     seen = np.zeros((len(prompts), cfg.vocab_size or 0), bool)
     if c.repetition_penalty > 1:
@@ -234,6 +250,19 @@ def _extend(
     made = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
     state, tokens, nll = jax.lax.fori_loop(0, n, sample_token, (state, *made))
     return state, tokens.T, nll.T
+
+
+def _extend_on_bits(step: Callable, params, state: DecodeState, *args):
+    """Does as :func:`_extend`, with bfloat16 as whole numbers in the loop. A CPU is faster so."""
+
+    def on_bits(params, token, past):
+        with reading_rows():
+            logits, past = step(from_bits(params), token, from_bits(past))
+        return logits, to_bits(past)
+
+    state = state.replace(past=to_bits(state.past))
+    state, tokens, nll = _extend(on_bits, params, state, *args)
+    return state.replace(past=from_bits(state.past)), tokens, nll
 
 
 # Models with memory: the past is the projected memory of the layers.

@@ -30,7 +30,7 @@ from txl_jax.model.cross_entropy import cross_entropy, full_einsum
 from txl_jax.model.kernels.choice import platform_of
 from txl_jax.model.lookup import table_rows
 from txl_jax.model.mixture import Table
-from txl_jax.model.wide_products import matmul
+from txl_jax.model.wide_products import apply_to, matmul, products_of_rows
 from txl_jax.parallel.shardings import replicate, shard_words, sharded_over_rows
 
 
@@ -233,7 +233,11 @@ class Vocabulary(nn.Module):
 
     def _scores(self, h: jax.Array, i: int, table: Table) -> jax.Array:
         x, (weight, bias) = _inner(h, self.output_projections[i], self._platform()), table
-        return full_einsum("...d,vd->...v", x, weight.astype(x.dtype)) + bias
+        weight = weight.astype(x.dtype)
+        if apply_to(self._platform(), x, weight):
+            rows = products_of_rows(x.reshape(-1, x.shape[-1]), weight)
+            return rows.reshape(*x.shape[:-1], -1) + bias
+        return full_einsum("...d,vd->...v", x, weight) + bias
 
 
 def _cluster_nll(

@@ -9,7 +9,12 @@ So x is copied in another order for the third one. All other orders, bfloat16 re
 rows are several times slower, or as fast as float32.
 """
 
+import contextlib
+import contextvars
+import functools
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +23,32 @@ from txl_jax.model.derivatives import with_derivatives
 from txl_jax.parallel.platforms import cpu_has_bfloat16
 
 _COLUMNS, _ROWS = -2, -1
+_PARTS = 8
+_READING = contextvars.ContextVar("reading rows", default=False)
 
 
-def apply_to(platform: str, *factors: jax.Array) -> bool:
-    """Tells whether this module computes products of these factors on this platform."""
-    low = all(x.dtype == jnp.bfloat16 for x in factors)
-    return low and platform == "cpu" and cpu_has_bfloat16()
+def apply_to(platform: str, x: jax.Array, y: jax.Array) -> bool:
+    """Tells whether this module computes products of x [...,S,D] and y on this platform."""
+    if platform != "cpu" or not x.dtype == y.dtype == jnp.bfloat16:
+        return False
+    return cpu_has_bfloat16() or _reads_rows(x)
+
+
+@contextlib.contextmanager
+def reading_rows() -> Iterator[None]:
+    """Makes products of a single row, in a loop on a CPU, read the other factor at full speed.
+
+    Not for programs under ``jax.vmap``, where rows share the other factor.
+    """
+    token = _READING.set(True)
+    try:
+        yield
+    finally:
+        _READING.reset(token)
+
+
+def _reads_rows(x: jax.Array) -> bool:
+    return _READING.get() and x.shape[-2] == 1
 
 
 def matmul(x: jax.Array, y: jax.Array, platform: str = "") -> jax.Array:
@@ -31,15 +56,33 @@ def matmul(x: jax.Array, y: jax.Array, platform: str = "") -> jax.Array:
     if not apply_to(platform, x, y):
         return x @ y
     if y.ndim == 2:  # one flat product
-        return _product((_COLUMNS, x.dtype), (x.reshape(-1, x.shape[-1]), y), ()).reshape(
-            *x.shape[:-1], y.shape[-1]
-        )
-    return _product((_COLUMNS, x.dtype), (x, y), ())
+        flat = x.reshape(-1, x.shape[-1])
+        return _columns(flat, y).reshape(*x.shape[:-1], y.shape[-1])
+    return _columns(x, y)
 
 
 def products_of_rows(x: jax.Array, y: jax.Array) -> jax.Array:
     """Returns the products of rows of x [...,S,D] and y [...,E,D]: float32 [...,S,E]."""
-    return _product((_ROWS, jnp.dtype(jnp.float32)), (x, y), ())
+    return _product((_ROWS, jnp.dtype(jnp.float32), _reads_rows(x)), (x, y), ())
+
+
+def _columns(x: jax.Array, y: jax.Array) -> jax.Array:
+    return _product((_COLUMNS, x.dtype, _reads_rows(x)), (x, y), ())
+
+
+def to_bits(tree: Any) -> Any:
+    """Returns a tree whose bfloat16 arrays are replaced by their bits, uint16.
+
+    A loop keeps them so for :func:`_of_a_row`, which XLA would otherwise copy them for.
+    """
+    bits = lambda x: jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+    return jax.tree.map(bits, tree)
+
+
+def from_bits(tree: Any) -> Any:
+    """Returns the tree of which :func:`to_bits` made this one."""
+    number = lambda x: jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
+    return jax.tree.map(number, tree)
 
 
 def _float32(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
@@ -61,6 +104,35 @@ def _float32(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
     return product[..., :1, :] if single else product
 
 
+def _of_a_row(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
+    """Returns the float32 product of a row x [...,1,D] and y, as :func:`_float32`.
+
+    XLA has no fast kernel for this, but elementwise kernels read an array as fast as memory is. So
+    D is cut into eight parts, whose sum is one such kernel, and the rest of D. y is read as whole
+    numbers, because XLA converts slices of bfloat16 arrays to float32 first, and behind a barrier,
+    because XLA would otherwise convert y before a loop and keep it in float32.
+    """
+    x, y = jax.lax.optimization_barrier((x, jax.lax.bitcast_convert_type(y, jnp.uint16)))
+    x = x.astype(jnp.float32)
+    if axis == _COLUMNS:
+        x = x.mT
+    n = y.shape[axis] // _PARTS
+
+    def products(start: int, size: int) -> jax.Array:
+        part = lambda z: jax.lax.slice_in_dim(z, start, start + size, axis=z.ndim + axis)
+        wide = part(y).astype(jnp.uint32) << 16
+        return part(x) * jax.lax.bitcast_convert_type(wide, jnp.float32)
+
+    total = [products(i, 1) for i in range(n * _PARTS, y.shape[axis])]
+    if n:
+        parts = functools.reduce(jnp.add, [products(i * n, n) for i in range(_PARTS)])
+        parts = jax.lax.optimization_barrier(parts)
+        ones = jnp.ones((*y.shape[:-2], n, 1), jnp.float32)
+        total.append(ones.mT @ parts if axis == _COLUMNS else parts @ ones)
+    product = functools.reduce(jnp.add, total)
+    return product if axis == _COLUMNS else product.mT
+
+
 def _of_columns(x: jax.Array, y: jax.Array) -> jax.Array:
     """Returns the products of columns of x [...,S,D] and y [...,S,E]: float32 [...,D,E]."""
     if x.shape[-2] % 2:
@@ -73,17 +145,17 @@ def _of_columns(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _forward(static, inputs, _):
-    (axis, dtype), (x, y) = static, inputs
-    return _float32(x, y, axis).astype(dtype), inputs
+    (axis, dtype, reads), (x, y) = static, inputs
+    return (_of_a_row if reads else _float32)(x, y, axis).astype(dtype), inputs
 
 
 def _tangent(static, saved, tangents):
-    (axis, dtype), (x, y), (dx, dy) = static, saved, tangents
+    (axis, dtype, _), (x, y), (dx, dy) = static, saved, tangents
     return (_float32(dx, y, axis) + _float32(x, dy, axis)).astype(dtype)
 
 
 def _gradient(static, saved, gradient):
-    (axis, _), (x, y) = static, saved
+    (axis, *_), (x, y) = static, saved
     g = gradient.astype(x.dtype)
     dx = _float32(g, y, _ROWS if axis == _COLUMNS else _COLUMNS)
     dy = _of_columns(x, g) if axis == _COLUMNS else _of_columns(g, x)
