@@ -5,8 +5,8 @@ AVX512-BF16). It uses them for float32 results, and for sums over the last axis 
 
     x [S,D] y [D,E]          x [S,D] y [E,D]^T          not x [S,D]^T g [S,E], a matrix's gradient
 
-So x is copied in another order for the third one. All other orders, bfloat16 results and single
-rows are several times slower, or as fast as float32.
+So x is copied in another order for the third one. All other orders and bfloat16 results are several
+times slower, or as fast as float32. So are single rows, except under :func:`reading_rows`.
 """
 
 import contextlib
@@ -24,6 +24,7 @@ from txl_jax.parallel.platforms import cpu_has_bfloat16
 
 _COLUMNS, _ROWS = -2, -1
 _PARTS = 8
+_LEAST = 4096  # numbers of a factor: smaller ones take as long to compile, and gain nothing
 _READING = contextvars.ContextVar("reading rows", default=False)
 
 
@@ -31,14 +32,15 @@ def apply_to(platform: str, x: jax.Array, y: jax.Array) -> bool:
     """Tells whether this module computes products of x [...,S,D] and y on this platform."""
     if platform != "cpu" or not x.dtype == y.dtype == jnp.bfloat16:
         return False
-    return cpu_has_bfloat16() or _reads_rows(x)
+    return cpu_has_bfloat16() or _reads_rows(x, y)
 
 
 @contextlib.contextmanager
 def reading_rows() -> Iterator[None]:
     """Makes products of a single row, in a loop on a CPU, read the other factor at full speed.
 
-    Not for programs under ``jax.vmap``, where rows share the other factor.
+    The loop should keep it as :func:`to_bits` returns it. Not for programs under ``jax.vmap``,
+    where rows share the other factor.
     """
     token = _READING.set(True)
     try:
@@ -47,8 +49,8 @@ def reading_rows() -> Iterator[None]:
         _READING.reset(token)
 
 
-def _reads_rows(x: jax.Array) -> bool:
-    return _READING.get() and x.shape[-2] == 1
+def _reads_rows(x: jax.Array, y: jax.Array) -> bool:
+    return _READING.get() and x.shape[-2] == 1 and y.shape[-2] * y.shape[-1] >= _LEAST
 
 
 def matmul(x: jax.Array, y: jax.Array, platform: str = "") -> jax.Array:
@@ -63,17 +65,17 @@ def matmul(x: jax.Array, y: jax.Array, platform: str = "") -> jax.Array:
 
 def products_of_rows(x: jax.Array, y: jax.Array) -> jax.Array:
     """Returns the products of rows of x [...,S,D] and y [...,E,D]: float32 [...,S,E]."""
-    return _product((_ROWS, jnp.dtype(jnp.float32), _reads_rows(x)), (x, y), ())
+    return _product((_ROWS, jnp.dtype(jnp.float32), _reads_rows(x, y)), (x, y), ())
 
 
 def _columns(x: jax.Array, y: jax.Array) -> jax.Array:
-    return _product((_COLUMNS, x.dtype, _reads_rows(x)), (x, y), ())
+    return _product((_COLUMNS, x.dtype, _reads_rows(x, y)), (x, y), ())
 
 
 def to_bits(tree: Any) -> Any:
     """Returns a tree whose bfloat16 arrays are replaced by their bits, uint16.
 
-    A loop keeps them so for :func:`_of_a_row`, which XLA would otherwise copy them for.
+    A loop under :func:`reading_rows` keeps them so, since XLA would copy bfloat16 ones.
     """
     bits = lambda x: jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
     return jax.tree.map(bits, tree)
