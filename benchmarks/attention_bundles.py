@@ -57,9 +57,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     print("|---" * 8 + "|")
     with tempfile.TemporaryDirectory() as folder:
-        # libtpu reads this when the first program is compiled.
-        os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-        os.environ.pop("XLA_FLAGS", None)
+        write_machine_code(folder)
         for topology in flags.topologies.split(","):
             for dtype in flags.dtypes.split(","):
                 for width in map(int, flags.widths.split(",")):
@@ -68,6 +66,12 @@ def main(argv: list[str] | None = None) -> None:
                         about = f"| {topology.partition(':')[0]} | {dtype} | {width} | {x.kernel}"
                         sizes = f"{x.inside:,} | {x.edge:,} | {x.products:,} | {x.spilled:,}"
                         print(f"{about} | {sizes} |", flush=True)
+
+
+def write_machine_code(folder: str) -> None:
+    """Makes libtpu, before it compiles its first program, write machine code to a folder."""
+    os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
+    os.environ.pop("XLA_FLAGS", None)
 
 
 def compile_attention(topology: str, width: int, dtype: str, rate: float) -> None:

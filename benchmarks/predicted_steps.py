@@ -121,7 +121,7 @@ def attention_launches(
     launches = {}
     for name, (kernel, _) in fused.items():
         x = of[kernel]
-        inside, edges = _tiles(x.tiling, length, t.mem_len, reach)
+        inside, edges = tiles(x.tiling.sizes, length, t.mem_len, reach)
         cycles = inside * x.cycles + edges * (x.cycles if x.edge is None else x.edge)
         flops = _PRODUCTS[kernel] * 2 * 4096 * c.d_head * (inside + edges)
         launches[name] = Attention(kernel, heads * cycles, heads * flops)
@@ -137,12 +137,11 @@ def attention_kernel(k: Kernel) -> str:
     return found[1].decode() if found else ""
 
 
-def _tiles(tiling: Any, t: int, m: int, reach: int) -> tuple[float, float]:
+def tiles(sizes: Mapping[str, int], t: int, m: int, reach: int) -> tuple[float, float]:
     """Returns how many 64 x 64 scores of a row and head no edge crosses, and an edge crosses.
 
     The T queries follow a full memory of M, and each sees ``reach`` keys back.
     """
-    sizes = tiling.sizes
     if "SQ" in sizes:
         queries, keys = sizes["SQ"], sizes["SK"]
         inside = edges = 0

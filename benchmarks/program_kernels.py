@@ -1,8 +1,10 @@
-"""Kernels of a compiled GPU program, read from its text: bytes moved, matrix products, sources.
+"""Kernels of a compiled program, read from its text: bytes moved, matrix products, sources.
 
 A kernel reads its operands and writes its results once; of an operand that is only sliced, the
 slices, and of a result that is updated in place, the part that is written. A kernel in a loop
-counts once for each iteration. Caches are not modelled: what is read twice in a row counts twice.
+counts once for each iteration. Caches of a GPU are not modelled: what is read twice in a row counts
+twice. On a TPU, arrays that the compiler keeps on the chip do not count, and copies to and from the
+chip count once.
 """
 
 import dataclasses
@@ -20,6 +22,8 @@ _FREE = frozenset(
 )
 _VIEWS = frozenset(("bitcast", "reshape", "copy", "convert", "transpose"))
 _SLICES = frozenset(("dynamic-slice", "slice", "gather"))
+_PRODUCTS = frozenset(("dot", "convolution"))
+_NO_KERNEL = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound")  # on a TPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +32,8 @@ class Kernel:
 
     ``kind`` is ``elementwise``, ``product``, ``library`` (another custom call), or the collective.
     ``source`` is the place in the model, from the name of the operation. ``results`` are the shapes
-    of the results, and ``config`` is the text that configures a library call.
+    of the results; ``target`` and ``config`` are the name and the text of a library call.
+    ``cycles`` is what the compiler for TPUs expects; 0 if it does not say.
     """
 
     name: str
@@ -40,6 +45,8 @@ class Kernel:
     flops: int = 0
     results: tuple[tuple[int, ...], ...] = ()
     config: str = ""
+    cycles: float = 0
+    target: str = ""
 
     @property
     def moved(self) -> int:
@@ -55,12 +62,23 @@ class _Instruction:
     operands: tuple[str, ...]
     rest: str
     root: bool
+    line: str
+    on_chip: tuple[bool, ...]
 
     @property
     def size(self) -> int:
-        """Bytes of the results, without the workspace of a library."""
+        """Bytes of the results in memory, without the workspace of a library."""
         of_library = self.opcode == "custom-call" and len(self.shapes) > 1
-        return sum(_size(x) for x in self.shapes if not (of_library and x[0] == "s8"))
+        return sum(
+            x
+            for x, (kind, _) in zip(self.sizes, self.shapes, strict=True)
+            if not (of_library and kind == "s8")
+        )
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each result in memory: 0 on the chip of a TPU."""
+        return [0 if on else _size(x) for x, on in zip(self.shapes, self.on_chip, strict=True)]
 
     def called(self) -> str:
         """The computation of a fusion or a call."""
@@ -90,7 +108,7 @@ def _run(computations: dict[str, _Computation], name: str, times: int) -> Iterat
     for x in computation.values():
         if x.opcode == "while":
             called = dict(re.findall(r"(body|condition)=%?([\w.\-]+)", x.rest))
-            condition = [_line(y) for y in computations[called["condition"]].values()]
+            condition = [y.line for y in computations[called["condition"]].values()]
             yield from _run(computations, called["body"], times * trip_count(x.rest, condition))
         elif x.opcode in ("call", "async-start") and x.called() in computations:
             yield from _run(computations, x.called(), times)
@@ -99,8 +117,13 @@ def _run(computations: dict[str, _Computation], name: str, times: int) -> Iterat
                 r"(?:true_computation|false_computation)=%?([\w.\-]+)", x.rest
             ):
                 yield from _run(computations, branch, times)
-        elif x.opcode not in _FREE and not x.opcode.endswith("-done"):
+        elif x.opcode not in _FREE and not x.opcode.endswith("-done") and not _is_name(x):
             yield _kernel(computations, computation, x, times)
+
+
+def _is_name(x: _Instruction) -> bool:
+    """Tells whether a custom call only names memory."""
+    return any(f'custom_call_target="{name}"' in x.rest for name in _NO_KERNEL)
 
 
 def _kernel(
@@ -113,32 +136,47 @@ def _kernel(
         kind, written = x.opcode.removesuffix("-start"), 0
     elif x.opcode == "fusion":
         inner = computations[x.called()]
-        read, written = _reads(inner, operands), _writes(inner)
-        flops = sum(_flops(y, inner) for y in inner.values())
+        read = _reads(computations, inner, operands)
+        written = _writes(computations, inner, x.on_chip)
+        flops = _all_flops(computations, inner)
         library = any(y.opcode == "custom-call" for y in inner.values())
         kind = "product" if flops else "library" if library else "elementwise"
-    elif x.opcode in ("custom-call", "dot"):
+    elif x.opcode == "custom-call" or x.opcode in _PRODUCTS:
         flops = _flops(x, here)
         kind = "product" if flops else "library"
-    elif x.opcode == "copy-start":
-        written = read
+    elif x.opcode in ("copy-start", "slice-start"):  # of the results, one is the operand
+        copied = 0 if x.opcode == "copy-start" else 1
+        read = min(read, _size(x.shapes[copied]))
+        written = x.sizes[copied]
     config = re.search(r'backend_config="((?:[^"\\]|\\.)*)"', x.rest)
     shapes = tuple(sides for _, sides in x.shapes)
     about = x.name, kind, _source(x.rest), times
-    return Kernel(*about, read, written, flops, shapes, config[1] if config else "")
+    cycles = re.search(r'"estimated_cycles":"(\d+)"', x.rest)
+    target = re.search(r'custom_call_target="([^"]*)"', x.rest)
+    number, found = (int(cycles[1]) if cycles else 0), (target[1] if target else "")
+    counted = read, written, flops, shapes
+    return Kernel(*about, *counted, config[1] if config else "", number, found)
 
 
-def _reads(inner: _Computation, operands: Sequence[_Instruction]) -> int:
+def _reads(
+    computations: dict[str, _Computation], inner: _Computation, operands: Sequence[_Instruction]
+) -> int:
     """Bytes that a fused computation reads of the operands."""
     total = 0
-    for parameter in (y for y in inner.values() if y.opcode == "parameter"):
-        (number,) = re.findall(r"^(\d+)\)", parameter.rest)
-        whole = operands[int(number)].size if int(number) < len(operands) else parameter.size
-        total += min(whole, _read_of(inner, parameter.name, whole))
+    for number, parameter in _parameters(inner).items():
+        whole = operands[number].size if number < len(operands) else parameter.size
+        total += min(whole, _read_of(computations, inner, parameter.name, whole))
     return total
 
 
-def _read_of(inner: _Computation, name: str, whole: int) -> int:
+def _parameters(inner: _Computation) -> dict[int, _Instruction]:
+    found = (y for y in inner.values() if y.opcode == "parameter")
+    return {int(re.findall(r"^(\d+)\)", y.rest)[0]): y for y in found}
+
+
+def _read_of(
+    computations: dict[str, _Computation], inner: _Computation, name: str, whole: int
+) -> int:
     total = 0
     for user in (y for y in inner.values() if name in y.operands):
         if user.opcode in _SLICES and user.operands[0] == name:
@@ -146,30 +184,54 @@ def _read_of(inner: _Computation, name: str, whole: int) -> int:
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
             continue  # in place
         elif user.opcode in _VIEWS and not user.root:
-            total += _read_of(inner, user.name, whole)
+            total += _read_of(computations, inner, user.name, whole)
+        elif user.opcode == "fusion":  # inside of another one, on a TPU
+            nested = computations[user.called()]
+            if all(y.opcode in (*_VIEWS, "parameter") for y in nested.values()):
+                total += _read_of(computations, inner, user.name, whole)
+                continue
+            known = _parameters(nested)
+            places = (n for n, operand in enumerate(user.operands) if operand == name)
+            total += sum(_read_of(computations, nested, known[n].name, whole) for n in places)
         else:
             return whole
     return total
 
 
-def _writes(inner: _Computation) -> int:
+def _writes(
+    computations: dict[str, _Computation], inner: _Computation, on_chip: Sequence[bool]
+) -> int:
     """Bytes that a fused computation writes; of an array that is updated in place, the update."""
     (root,) = (y for y in inner.values() if y.root)
     results = [inner[name] for name in root.operands] if root.opcode == "tuple" else [root]
     total = 0
-    for result in results:
+    for result, on in zip(results, on_chip, strict=True):
+        if on:
+            continue
         while result.opcode in _VIEWS and result.operands[0] in inner:
             behind = inner[result.operands[0]]
             if behind.opcode not in (*_VIEWS, "dynamic-update-slice"):
                 break
             result = behind
+        if result.opcode == "fusion":
+            nested = computations[result.called()]
+            total += _writes(computations, nested, [False] * len(result.shapes))
+            continue
         updated = result.opcode == "dynamic-update-slice"
         total += inner[result.operands[1]].size if updated else result.size
     return total
 
 
+def _all_flops(computations: dict[str, _Computation], inner: _Computation) -> int:
+    nested = (computations[y.called()] for y in inner.values() if y.opcode == "fusion")
+    own = sum(_flops(y, inner) for y in inner.values())
+    return own + sum(_all_flops(computations, each) for each in nested)
+
+
 def _flops(x: _Instruction, here: _Computation) -> int:
     """Operations of a matrix product, 2 m n k of each; 0 for any other instruction."""
+    if x.opcode == "convolution":
+        return _convolution(x, here)
     if x.opcode == "dot":
         contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", x.rest)
     elif x.opcode == "custom-call" and re.search(r'custom_call_target="__cublas', x.rest):
@@ -181,6 +243,31 @@ def _flops(x: _Instruction, here: _Computation) -> int:
     sides = here[x.operands[0]].shapes[0][1]
     inner = math.prod(sides[int(n)] for n in re.findall(r"\d+", contracted[1]))
     return 2 * inner * math.prod(x.shapes[0][1])
+
+
+def _convolution(x: _Instruction, here: _Computation) -> int:
+    """Operations of a convolution, which products are on a TPU; padding takes none."""
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", x.rest)
+    if not labels or any(name not in here for name in x.operands[:2]):
+        return 0
+    sides = (*(here[name].shapes[0][1] for name in x.operands[:2]), x.shapes[0][1])
+    rows, matrix, out = (
+        dict(zip(*pair, strict=True)) for pair in zip(labels.groups(), sides, strict=True)
+    )
+    found = re.search(r"window=\{([^}]*)\}", x.rest)
+    window = dict(re.findall(r"(\w+)=(\S+)", found[1])) if found else {}
+    of_window = lambda name, n, default: window[name].split("x")[n] if name in window else default
+    total = 2 * out["b"] * out["f"] * matrix["i"]
+    for n, name in enumerate(sorted(label for label in out if label.isdigit())):
+        stride, apart, spread = (
+            int(of_window(k, n, "1")) for k in ("stride", "rhs_dilate", "lhs_dilate")
+        )
+        low = int(of_window("pad", n, "0_0").split("_")[0])
+        places = (
+            o * stride + w * apart - low for o in range(out[name]) for w in range(matrix[name])
+        )
+        total *= sum(p % spread == 0 and 0 <= p // spread < rows[name] for p in places)
+    return total
 
 
 def _source(rest: str) -> str:
@@ -222,11 +309,13 @@ def _instruction(line: str) -> _Instruction | None:
     arguments = after[start:close]
     operands = tuple(re.findall(r"%([\w.\-]+)", arguments))
     rest = arguments + after[close:] if called[1] == "parameter" else after[close:]
+    results = re.findall(r"\b([a-z]+\d*\w*)\[([\d,]*)\](\{[^}]*\})?", after[:end])
     shapes = tuple(
-        (dtype, tuple(int(side) for side in sides.split(",") if side))
-        for dtype, sides in re.findall(r"\b([a-z]+\d*\w*)\[([\d,]*)\]", after[:end])
+        (x, tuple(int(side) for side in sides.split(",") if side)) for x, sides, _ in results
     )
-    return _Instruction(head[2], shapes, called[1], operands, rest, bool(head[1]))
+    on_chip = tuple(re.search(r"S\(\d", layout) is not None for _, _, layout in results)
+    root = bool(head[1])
+    return _Instruction(head[2], shapes, called[1], operands, rest, root, line, on_chip)
 
 
 def _closing(text: str, start: int) -> int:
@@ -237,10 +326,6 @@ def _closing(text: str, start: int) -> int:
         if not depth:
             return place
     return len(text)
-
-
-def _line(x: _Instruction) -> str:
-    return f"{'ROOT ' if x.root else ''}%{x.name} = {x.opcode}({', '.join(x.operands)}{x.rest}"
 
 
 def _size(shape: tuple[str, tuple[int, ...]]) -> int:

@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks import measured_step, predicted_steps
 from benchmarks.program_kernels import Kernel, iterations, kernels
-from txl_jax.model.kernels.triton import Tiling
 from txl_jax.planning.run_programs import Flops
 
 PROGRAM = textwrap.dedent("""\
@@ -71,6 +70,96 @@ PROGRAM = textwrap.dedent("""\
     """)  # fmt: skip
 
 
+ON_TPU = textwrap.dedent("""\
+    HloModule jit_updates
+
+    %copy_fusion (param_0: bf16[3,4,8]) -> bf16[3,4,8] {
+      %param_0 = bf16[3,4,8]{2,1,0} parameter(0)
+      ROOT %copy.1 = bf16[3,4,8]{2,1,0} copy(%param_0)
+    }
+
+    %sliced (param_1: bf16[3,4,8], param_2: s32[]) -> bf16[4,8] {
+      %param_1 = bf16[3,4,8]{2,1,0} parameter(0)
+      %param_2 = s32[] parameter(1)
+      %one = bf16[1,4,8]{2,1,0} dynamic-slice(%param_1, %param_2), dynamic_slice_sizes={1,4,8}
+      ROOT %bitcast.1 = bf16[4,8]{1,0} bitcast(%one)
+    }
+
+    %multiply (param_3: bf16[3,4,8], param_4: bf16[8,16], param_5: s32[]) -> (bf16[4,16], bf16[4,16]) {
+      %param_3 = bf16[3,4,8]{2,1,0} parameter(0)
+      %same = bf16[3,4,8]{2,1,0} fusion(%param_3), kind=kLoop, calls=%copy_fusion
+      %param_5 = s32[] parameter(2)
+      %rows = bf16[4,8]{1,0} fusion(%same, %param_5), kind=kLoop, calls=%sliced
+      %param_4 = bf16[8,16]{1,0} parameter(1)
+      %convolution.1 = bf16[4,16]{1,0} convolution(%rows, %param_4), dim_labels=bf_io->bf
+      ROOT %both = (bf16[4,16]{1,0}, bf16[4,16]{1,0}) tuple(%convolution.1, %convolution.1)
+    }
+
+    %body (state: (s32[], bf16[3,4,8], bf16[8,16])) -> (s32[], bf16[3,4,8], bf16[8,16]) {
+      %state = (s32[], bf16[3,4,8]{2,1,0}, bf16[8,16]{1,0:S(1)}) parameter(0)
+      %n = s32[] get-tuple-element(%state), index=0
+      %kept = bf16[3,4,8]{2,1,0:T(8,128)(2,1)} get-tuple-element(%state), index=1
+      %matrix = bf16[8,16]{1,0:T(8,128)(2,1)S(1)} get-tuple-element(%state), index=2
+      %product = (bf16[4,16]{1,0:T(8,128)(2,1)}, bf16[4,16]{1,0:T(8,128)(2,1)S(1)}) fusion(%kept, %matrix, %n), kind=kOutput, calls=%multiply, backend_config={"window_config":{"estimated_cycles":"700"}}
+      ROOT %next = (s32[], bf16[3,4,8]{2,1,0}, bf16[8,16]{1,0:S(1)}) tuple(%n, %kept, %matrix)
+    }
+
+    %condition (state.1: (s32[], bf16[3,4,8], bf16[8,16])) -> pred[] {
+      %limit = s32[]{:T(128)} constant(5)
+      %state.1 = (s32[], bf16[3,4,8]{2,1,0}, bf16[8,16]{1,0:S(1)}) parameter(0)
+      %counter = s32[]{:T(128)} get-tuple-element(%state.1), index=0
+      ROOT %less = pred[]{:T(512)} compare(%counter, %limit), direction=LT
+    }
+
+    ENTRY %main (a: bf16[3,4,8], b: bf16[8,16], n.1: s32[]) -> bf16[2,3,8] {
+      %a = bf16[3,4,8]{2,1,0:T(8,128)(2,1)} parameter(0)
+      %b = bf16[8,16]{1,0:T(8,128)(2,1)} parameter(1)
+      %n.1 = s32[] parameter(2)
+      %fetch = (bf16[8,16]{1,0:T(8,128)(2,1)S(1)}, bf16[8,16]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}) copy-start(%b)
+      %fetched = bf16[8,16]{1,0:T(8,128)(2,1)S(1)} copy-done(%fetch)
+      %part = ((bf16[3,4,8]{2,1,0:T(8,128)(2,1)}), bf16[1,4,8]{2,1,0:T(8,128)(2,1)}, u32[]{:S(2)}) slice-start(%a), slice={[0:1], [0:4], [0:8]}
+      %parted = bf16[1,4,8]{2,1,0:T(8,128)(2,1)} slice-done(%part)
+      %room = bf16[64,64]{1,0:T(8,128)(2,1)} custom-call(), custom_call_target="AllocateBuffer"
+      %start = (s32[], bf16[3,4,8]{2,1,0}, bf16[8,16]{1,0:S(1)}) tuple(%n.1, %a, %fetched)
+      %loop = (s32[], bf16[3,4,8]{2,1,0}, bf16[8,16]{1,0:S(1)}) while(%start), condition=%condition, body=%body
+      ROOT %attend = bf16[2,3,8]{2,1,0} custom-call(%parted), custom_call_target="tpu_custom_call"
+    }
+    """)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def on_tpu():
+    return {k.name: k for k in kernels(ON_TPU)}
+
+
+def test_on_a_tpu_only_bytes_of_its_memory_count_and_a_loop_has_its_limit(on_tpu):
+    assert {name: k.times for name, k in on_tpu.items()} == {
+        "fetch": 1,
+        "part": 1,
+        "product": 5,
+        "attend": 1,
+    }
+    product = on_tpu["product"]
+    assert (product.kind, product.cycles, product.flops) == ("product", 700, 2 * 4 * 8 * 16)
+    assert product.read == 1 * 4 * 8 * 2 + 4  # a slice, through two fusions, and the counter
+    assert product.written == 4 * 16 * 2  # one of two results stays on the chip
+    assert (on_tpu["fetch"].read, on_tpu["fetch"].written) == (8 * 16 * 2, 0)
+    assert (on_tpu["part"].read, on_tpu["part"].written) == (64, 64)
+    assert on_tpu["attend"].target == "tpu_custom_call"
+
+
+def test_padding_of_a_convolution_takes_no_operations():
+    """Two heads as places of a window: each result sums one of them, and the other is padding."""
+    text = textwrap.dedent("""\
+        ENTRY %main (a: bf16[1,3,5,1], b: bf16[2,7,5,1]) -> bf16[2,3,7,1] {
+          %a = bf16[1,3,5,1]{3,2,1,0} parameter(0)
+          %b = bf16[2,7,5,1]{3,2,1,0} parameter(1)
+          ROOT %heads = bf16[2,3,7,1]{3,2,1,0} convolution(%a, %b), window={size=2x1 pad=1_1x0_0 rhs_reversal=1x0}, dim_labels=0bf1_0oi1->0bf1
+        }
+        """)  # fmt: skip
+    assert [k.flops for k in kernels(text)] == [2 * 3 * 7 * 5 * 2]
+
+
 @pytest.fixture(scope="module")
 def found():
     return {k.name: k for k in kernels(PROGRAM)}
@@ -113,12 +202,12 @@ def test_kinds_operations_and_places_are_read_from_the_text(found):
 
 
 def test_tiles_cover_what_the_queries_see_and_only_the_last_ones_cross_the_edge():
-    by_key = Tiling(4, 1, {"SQ": 64, "SK": 64})
-    assert predicted_steps._tiles(by_key, 256, 128, 10**6) == (2 + 3 + 4 + 5, 4)
-    assert predicted_steps._tiles(by_key, 64, 64, 63) == (0, 2)  # a window: two edges
-    by_class = Tiling(4, 1, {"SX": 32, "SD": 64})
+    by_key = {"SQ": 64, "SK": 64}
+    assert predicted_steps.tiles(by_key, 256, 128, 10**6) == (2 + 3 + 4 + 5, 4)
+    assert predicted_steps.tiles(by_key, 64, 64, 63) == (0, 2)  # a window: two edges
+    by_class = {"SX": 32, "SD": 64}
     # 32 of every 8th query see up to 256 + 256 keys: 8 tiles of 32 x 64 in each of 8 classes
-    assert predicted_steps._tiles(by_class, 256, 256, 10**6) == (8 * 8 * 32 * 64 / 4096, 0)
+    assert predicted_steps.tiles(by_class, 256, 256, 10**6) == (8 * 8 * 32 * 64 / 4096, 0)
 
 
 def test_a_kernel_takes_its_slowest_part_and_an_update_their_sum():
