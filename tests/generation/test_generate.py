@@ -200,7 +200,7 @@ def test_matrices_that_are_cast_once_give_the_same_logits(form):
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("form", CAST)
 def test_bfloat16_draws_with_the_losses_of_float32_about(monkeypatch, form, rows):
-    """One text is made by other products than several are: see wide_products.py."""
+    """A single text takes other products than several texts do: see wide_products.py."""
     monkeypatch.setattr(wide_products, "_LEAST", 0)
     cfg = dataclasses.replace(CFG, dtype="bfloat16", **CAST[form])
     params, prompts = tiny_models.variables(cfg)["params"], prompts_of(5, 9)[:rows]

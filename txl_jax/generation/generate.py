@@ -253,7 +253,7 @@ def _extend(
 
 
 def _extend_on_bits(step: Callable, params, state: DecodeState, *args):
-    """Does as :func:`_extend`, with bfloat16 as whole numbers in the loop. A CPU is faster so."""
+    """Like :func:`_extend`, but the loop keeps bfloat16 as whole numbers: faster on a CPU."""
 
     def on_bits(params, token, past):
         with reading_rows():

@@ -109,7 +109,7 @@ def _float32(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
 def _of_a_row(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
     """Returns the float32 product of a row x [...,1,D] and y, as :func:`_float32`.
 
-    XLA has no fast kernel for this, but elementwise kernels read an array as fast as memory is. So
+    XLA has no fast kernel for this, but elementwise kernels read arrays at the speed of memory. So
     D is cut into eight parts, whose sum is one such kernel, and the rest of D. y is read as whole
     numbers, because XLA converts slices of bfloat16 arrays to float32 first, and behind a barrier,
     because XLA would otherwise convert y before a loop and keep it in float32.
