@@ -246,7 +246,7 @@ def _flops(x: _Instruction, here: _Computation) -> int:
 
 
 def _convolution(x: _Instruction, here: _Computation) -> int:
-    """Operations of a convolution, which products are on a TPU; padding takes none."""
+    """Operations of a convolution, the form of products on a TPU; padding takes none."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", x.rest)
     if not labels or any(name not in here for name in x.operands[:2]):
         return 0

@@ -142,7 +142,7 @@ def generate(
 
 
 class _Programs(NamedTuple):
-    cast: Checked  # parameters to those that ``extend`` reads for every token
+    cast: Checked  # parameters to the compute dtype, once for all tokens
     extend: Checked  # texts by up to 64 tokens
     read: Checked  # prompts, into memory
     project: Checked  # memory to a cache
