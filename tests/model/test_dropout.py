@@ -10,6 +10,7 @@ What a layer adds is the difference of the inputs of two layers, which new memor
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 import tiny_models as tiny
 
 import txl_jax
+from txl_jax.model.dropout import Dropout
 
 RATE = 0.25
 DRAWS = 2048
@@ -346,3 +348,19 @@ def test_training_varies_with_rng_and_row_and_repeats_with_the_same_rng(rates):
     assert (jnp.abs(one - other).max(axis=1) > 1e-4).all()  # in every row
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert jnp.abs(one[a] - one[b]).max() > 1e-4
+
+
+@pytest.mark.parametrize("shared", [(), (1,)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dropout_of_relu_is_dropout_after_relu_in_every_bit(dtype, shared):
+    drop, rngs = Dropout(RATE, shared), {"dropout": jax.random.key(3)}
+    x, moved = jax.random.normal(jax.random.key(0), (2, 3, 5, 64), dtype)
+    x = x.at[0, 0].set(0)
+
+    def both(function):
+        return jax.jvp(function, (x,), (moved,)), jax.vjp(function, x)[1](moved)
+
+    of_relu = lambda x: drop.apply({}, x, True, rngs=rngs, method="of_relu")
+    found, expected = both(of_relu), both(lambda x: drop.apply({}, nn.relu(x), True, rngs=rngs))
+    assert 0 < jnp.count_nonzero(expected[1][0]) < x.size
+    jax.tree.map(np.testing.assert_array_equal, found, expected)

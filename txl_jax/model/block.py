@@ -116,9 +116,8 @@ class FeedForward(nn.Module):
         options: Any = {"dtype": c.dtype, "kernel_init": init}
         options["dot_general"] = dot_general(self.mesh)
         inner = nn.Dense(c.d_inner, name="inner", **options)
-        x = inner(h.reshape(-1, d))
-        x = {"relu": nn.relu, "gelu": nn.gelu}[c.activation](x).reshape(b, t, -1)
-        x = dropout(c, c.dropout)(x, train)
+        x, drop = inner(h.reshape(-1, d)).reshape(b, t, -1), dropout(c, c.dropout)
+        x = drop.of_relu(x, train) if c.activation == "relu" else drop(nn.gelu(x), train)
         bias_init = init if c.dropout_embedding else initializers.zeros
         outer = nn.Dense(c.d_model, name="outer", bias_init=bias_init, **options)
         x = outer(x.reshape(b * t, -1))

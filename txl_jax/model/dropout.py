@@ -47,13 +47,23 @@ class Dropout(nn.Module):
     rate: float
     shared: tuple[int, ...] = ()
 
-    @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Applies dropout to ``x`` if ``train``, which needs the ``dropout`` rng."""
         if not train or self.rate == 0:
             return x
-        seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
-        return _dropped((self.rate, self.shared), x, seed)
+        return _dropped((self.rate, self.shared), x, self._seed())
+
+    def of_relu(self, x: jax.Array, train: bool) -> jax.Array:
+        """Applies dropout to relu(x), with the same numbers and gradient bit for bit.
+
+        Only the result is saved for the gradient: it is positive where x was and is kept.
+        """
+        if not train or self.rate == 0:
+            return nn.relu(x)
+        return _dropped_relu((self.rate, self.shared), x, self._seed())
+
+    def _seed(self) -> jax.Array:
+        return jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
 
 
 def _drop(static: tuple[float, tuple[int, ...]], x: jax.Array, seed: jax.Array) -> jax.Array:
@@ -70,6 +80,23 @@ _dropped = with_derivatives(
     lambda static, seed, gradient: _drop(static, gradient, seed),
 )
 """The gradient hashes again, because a loop over layers would store the mask of every layer."""
+
+
+def _drop_relu(static, x, seed):
+    return _drop(static, jax.nn.relu(x), seed)
+
+
+def _of_kept(static, result, x):
+    """Returns the tangent, or the gradient, of what made entries of the result positive."""
+    return jnp.where(result > 0, x / (1.0 - static[0]), jnp.zeros_like(x))
+
+
+def _relu_forward(static, x, seed):
+    result = opaque(_drop_relu)(static, x, seed)
+    return result, result
+
+
+_dropped_relu = with_derivatives(_relu_forward, _of_kept, _of_kept)
 
 
 def _numbered(shape: list[int]) -> jax.Array:
