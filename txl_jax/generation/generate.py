@@ -253,16 +253,30 @@ def _extend(
 
 
 def _extend_on_bits(step: Callable, params, state: DecodeState, *args):
-    """Like :func:`_extend`, but the loop keeps bfloat16 as whole numbers: faster on a CPU."""
+    """Like :func:`_extend`, but the loop keeps bfloat16 as it is read fast on a CPU.
+
+    It keeps whole numbers, and of the keys and the vectors of distances, [.,K,H], the transpose.
+    """
 
     def on_bits(params, token, past):
         with reading_rows():
-            logits, past = step(from_bits(params), token, from_bits(past))
-        return logits, to_bits(past)
+            logits, past = step(from_bits(params), token, from_bits(_columns(past)))
+        return logits, _columns(to_bits(past))
 
-    state = state.replace(past=to_bits(state.past))
+    state = state.replace(past=_columns(to_bits(state.past)))
     state, tokens, nll = _extend(on_bits, params, state, *args)
-    return state.replace(past=from_bits(state.past)), tokens, nll
+    return state.replace(past=from_bits(_columns(state.past))), tokens, nll
+
+
+def _columns(past: Any) -> Any:
+    """Returns the past with what is multiplied by queries transposed, if its numbers are bits."""
+    if not isinstance(past, Cache):
+        return past
+    turned = lambda x: x if x is None or x.dtype != jnp.uint16 else x.mT
+    keys = lambda layers: tuple(x._replace(keys=turned(x.keys)) for x in layers)
+    slots = lambda x: x and x.replace(layers=keys(x.layers))
+    positions = tuple(x.replace(r=turned(x.r)) for x in past.positions)
+    return past.replace(near=slots(past.near), far=slots(past.far), positions=positions)
 
 
 # Models with memory: the past is the projected memory of the layers.

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from txl_jax.messages import fields_repr
+from txl_jax.model import wide_products
 from txl_jax.model.positions import Positions
 from txl_jax.model.ring import KeysValues, Ring
 from txl_jax.parallel.ordering import zero_after
@@ -225,9 +226,16 @@ def _advanced(
 
     def write(slots: Slots, states, read, axes) -> Slots:
         after = lambda read: slots.oldest + zero_after(read, slots.oldest, mesh, axes)
-        place = lambda x, new, read: _written(x, new.astype(x.dtype), after(read), mesh)
         oldest = ((slots.oldest + seg_len) % slots.count).astype(jnp.int32)
-        return Slots(jax.tree.map(place, slots.layers, states, read), oldest)
+
+        def place(*layer: KeysValues) -> KeysValues:
+            turned = wide_products.is_reading_rows(), False
+            put = lambda x, new, read, turned: _written(
+                x, new.astype(x.dtype), after(read), mesh, turned
+            )
+            return KeysValues(*map(put, *layer, turned))
+
+        return Slots(tuple(map(place, slots.layers, states, read)), oldest)
 
     axes: tuple[Any, ...] = (ROWS,)
     read = jax.tree.map(lambda _: done, near.layers)
@@ -238,17 +246,24 @@ def _advanced(
     return write(near, tuple(layers), read, axes), far
 
 
-def _written(slots: jax.Array, states: jax.Array, start: jax.Array, mesh: Mesh | None) -> jax.Array:
+def _written(
+    slots: jax.Array, states: jax.Array, start: jax.Array, mesh: Mesh | None, turned: bool = False
+) -> jax.Array:
     """Returns slots [.,.,R,.] in which states [.,.,T,.] replace those from ``start`` on.
 
     On a CPU, numbers of 16 bits are moved as integers: XLA would convert all slots to float32.
-    Elsewhere they are overwritten in place as they are.
+    Elsewhere they are overwritten in place as they are. If ``turned``, the transpose is overwritten
+    on a CPU, which a loop keeps (wide_products.py).
     """
-    write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=2)
+    write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start)
     if slots.dtype.itemsize != 2 or platform_of(mesh) != "cpu":
-        return write(slots, states)
+        return write(slots, states, axis=2)
     bits = lambda x: jax.lax.bitcast_convert_type(x, jnp.uint16)
-    return jax.lax.bitcast_convert_type(write(bits(slots), bits(states)), slots.dtype)
+    if turned:
+        written = write(bits(slots).mT, bits(states).mT, axis=3).mT
+    else:
+        written = write(bits(slots), bits(states), axis=2)
+    return jax.lax.bitcast_convert_type(written, slots.dtype)
 
 
 def _newest(old: jax.Array, new: jax.Array, lengths: jax.Array | None) -> jax.Array:
