@@ -117,13 +117,19 @@ def _run(computations: dict[str, _Computation], name: str, times: int) -> Iterat
                 r"(?:true_computation|false_computation)=%?([\w.\-]+)", x.rest
             ):
                 yield from _run(computations, branch, times)
-        elif x.opcode not in _FREE and not x.opcode.endswith("-done") and not _is_name(x):
+        elif not _is_free(computations, x):
             yield _kernel(computations, computation, x, times)
 
 
-def _is_name(x: _Instruction) -> bool:
-    """Tells whether a custom call only names memory."""
-    return any(f'custom_call_target="{name}"' in x.rest for name in _NO_KERNEL)
+def _is_free(computations: dict[str, _Computation], x: _Instruction) -> bool:
+    """Tells whether an instruction only names memory, or waits for what another one started."""
+    inner = computations.get(x.called(), {}).values() if x.opcode == "fusion" else ()
+    return (
+        x.opcode in _FREE
+        or x.opcode.endswith("-done")
+        or any(f'custom_call_target="{name}"' in x.rest for name in _NO_KERNEL)
+        or any('custom_call_target="AsyncCollectiveDone"' in y.rest for y in inner)
+    )
 
 
 def _kernel(
@@ -134,6 +140,8 @@ def _kernel(
     read, written = sum(y.size for y in operands), x.size
     if x.opcode.removesuffix("-start") in KINDS:
         kind, written = x.opcode.removesuffix("-start"), 0
+    elif x.opcode == "fusion" and (started := _started(computations[x.called()])):
+        kind, written = started, 0
     elif x.opcode == "fusion":
         inner = computations[x.called()]
         read = _reads(computations, inner, operands)
@@ -156,6 +164,12 @@ def _kernel(
     number, found = (int(cycles[1]) if cycles else 0), (target[1] if target else "")
     counted = read, written, flops, shapes
     return Kernel(*about, *counted, config[1] if config else "", number, found)
+
+
+def _started(inner: _Computation) -> str | None:
+    """Returns the collective that a fusion on a TPU only starts, to run beside other kernels."""
+    starts = any('custom_call_target="AsyncCollectiveStart"' in y.rest for y in inner.values())
+    return next(y.opcode for y in inner.values() if y.opcode in KINDS) if starts else None
 
 
 def _reads(

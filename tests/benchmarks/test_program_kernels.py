@@ -148,6 +148,30 @@ def test_on_a_tpu_only_bytes_of_its_memory_count_and_a_loop_has_its_limit(on_tpu
     assert on_tpu["attend"].target == "tpu_custom_call"
 
 
+def test_a_fusion_that_starts_a_collective_is_one_and_what_waits_for_it_is_no_kernel():
+    text = textwrap.dedent("""\
+        %starts (p: bf16[4,2]) -> (bf16[4,2], bf16[4,8], u32[]) {
+          %p = bf16[4,2]{1,0} parameter(0)
+          %gather = bf16[4,8]{1,0} all-gather(%p), replica_groups={{0,1,2,3}}, dimensions={1}
+          ROOT %begin = (bf16[4,2]{1,0}, bf16[4,8]{1,0}, u32[]{:S(2)}) custom-call(%gather), custom_call_target="AsyncCollectiveStart"
+        }
+
+        %waits (q: (bf16[4,2], bf16[4,8], u32[])) -> bf16[4,8] {
+          %q = (bf16[4,2]{1,0}, bf16[4,8]{1,0}, u32[]{:S(2)}) parameter(0)
+          ROOT %end = bf16[4,8]{1,0} custom-call(%q), custom_call_target="AsyncCollectiveDone"
+        }
+
+        ENTRY %main (a: bf16[4,2]) -> bf16[4,8] {
+          %a = bf16[4,2]{1,0} parameter(0)
+          %started = (bf16[4,2]{1,0}, bf16[4,8]{1,0}, u32[]{:S(2)}) fusion(%a), kind=kCustom, calls=%starts
+          ROOT %gathered = bf16[4,8]{1,0} fusion(%started), kind=kCustom, calls=%waits
+        }
+        """)  # fmt: skip
+    (kernel,) = kernels(text)
+    assert (kernel.name, kernel.kind) == ("started", "all-gather")
+    assert (kernel.read, kernel.written) == (4 * 2 * 2, 0)
+
+
 def test_padding_of_a_convolution_takes_no_operations():
     """Two heads as places of a window: each result sums one of them, and the other is padding."""
     text = textwrap.dedent("""\
