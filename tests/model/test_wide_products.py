@@ -103,6 +103,21 @@ def test_a_loop_over_rows_keeps_no_float32_copy_of_the_other_factor(as_users_com
 
 
 @units
+@units
+@pytest.mark.parametrize("lead", [(), (3,)])
+@pytest.mark.parametrize("rows", [1, 7, 512])
+def test_a_bias_gets_the_sum_of_its_gradients_rounded_once(lead, rows):
+    x, gradient, bias = low(0, *lead, rows, 5), low(1, *lead, rows, 5), low(2, *lead, 5)
+    inputs = x, full(bias)
+    found, transposed = jax.vjp(wide_products.add_bias, *inputs)
+    np.testing.assert_array_equal(full(found), full(x + bias[..., None, :]))
+    to_x, to_bias = transposed(gradient)
+    np.testing.assert_array_equal(to_x, gradient)
+    np.testing.assert_allclose(to_bias, full(gradient).sum(-2), rtol=1e-5, atol=1e-5)
+    moved = jax.jvp(wide_products.add_bias, inputs, inputs)[1]
+    np.testing.assert_array_equal(full(moved), full(found))
+
+
 def test_products_of_many_matrices_by_vmap_are_those_of_each():
     x, y = low(0, 3, 6, 8), low(1, 3, 8, 4)
     of = lambda x, y: wide_products.matmul(x, y, "cpu")

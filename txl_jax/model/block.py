@@ -16,7 +16,7 @@ from txl_jax.model.derivatives import with_derivatives
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
-from txl_jax.model.products import dot_general
+from txl_jax.model.products import add_bias, product
 from txl_jax.model.ring import KeysValues, Ring
 from txl_jax.model.unprojected import States
 from txl_jax.parallel.platforms import platform_of
@@ -96,6 +96,26 @@ def dropout(cfg: TransformerXLConfig, rate: float) -> Dropout:
     return Dropout(rate, shared=(1,) if cfg.dropout_mask == "locked" else ())
 
 
+class Dense(nn.Module):
+    """The product of rows with a matrix, plus a bias.
+
+    Parameters: ``kernel`` [D,E], drawn from N(0, init_std), and ``bias`` [E].
+    """
+
+    cfg: TransformerXLConfig
+    features: int
+    bias_init: nn.initializers.Initializer = initializers.zeros
+    mesh: Mesh | None = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps rows [S,D] to [S,E]."""
+        init, shape = initializers.normal(self.cfg.init_std), (x.shape[-1], self.features)
+        kernel = self.param("kernel", init, shape)
+        bias = self.param("bias", self.bias_init, shape[1:])
+        return add_bias(product(x, kernel.astype(x.dtype), self.mesh), bias, self.mesh)
+
+
 class FeedForward(nn.Module):
     """The feed-forward layer dropout(W2 dropout(f(W1 h + b1)) + b2) with f relu or gelu.
 
@@ -111,15 +131,12 @@ class FeedForward(nn.Module):
     def __call__(self, h: jax.Array, train: bool = False) -> jax.Array:
         """Maps states [B,T,D] to [B,T,D]."""
         c = self.cfg
-        init = initializers.normal(c.init_std)
         b, t, d = h.shape
-        options: Any = {"dtype": c.dtype, "kernel_init": init}
-        options["dot_general"] = dot_general(self.mesh)
-        inner = nn.Dense(c.d_inner, name="inner", **options)
+        inner = Dense(c, c.d_inner, mesh=self.mesh, name="inner")
         x, drop = inner(h.reshape(-1, d)).reshape(b, t, -1), dropout(c, c.dropout)
         x = drop.of_relu(x, train) if c.activation == "relu" else drop(nn.gelu(x), train)
-        bias_init = init if c.dropout_embedding else initializers.zeros
-        outer = nn.Dense(c.d_model, name="outer", bias_init=bias_init, **options)
+        init = initializers.normal(c.init_std) if c.dropout_embedding else initializers.zeros
+        outer = Dense(c, c.d_model, init, self.mesh, name="outer")
         x = outer(x.reshape(b * t, -1))
         return dropout(c, c.dropout)(x.reshape(b, t, d), train)
 

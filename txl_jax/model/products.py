@@ -29,9 +29,11 @@ def product(x: jax.Array, matrix: jax.Array, mesh: Mesh | None) -> jax.Array:
     return _aligned(jnp.matmul, jnp.concatenate([x, x]), matrix, mesh)[:1]
 
 
-def dot_general(mesh: Mesh | None) -> Callable[..., jax.Array]:
-    """Returns :func:`product` with the arguments that ``nn.Dense`` gives to its ``dot_general``."""
-    return lambda x, matrix, *_, **__: product(x, matrix, mesh)
+def add_bias(x: jax.Array, bias: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """Returns rows x [S,E] plus a bias [E], in the dtype of x."""
+    if wide_products.are_fast(platform_of(mesh), x):
+        return wide_products.add_bias(x, bias)
+    return x + bias.astype(x.dtype)
 
 
 def product_apart(x: jax.Array, matrix: jax.Array, mesh: Mesh | None) -> jax.Array:

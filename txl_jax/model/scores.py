@@ -20,8 +20,7 @@ def content_scores(
     q: jax.Array, u: jax.Array | None, k: jax.Array, platform: str = ""
 ) -> jax.Array:
     """Returns (a) q.k plus (c) u.k: float32 [N,B,T,K]; q [N,B,T,H], u [N,H], k [N,B,K,H]."""
-    if u is not None:
-        q = q + u[:, None, None, :]
+    q = _plus(q, u, platform)
     if wide_products.apply_to(platform, q, k):
         return wide_products.products_of_rows(q, k)
     return jnp.einsum("nbth,nbkh->nbtk", q, k, preferred_element_type=jnp.float32)
@@ -46,14 +45,23 @@ def position_scores_by_distance(q, v, r, b=None, platform="") -> jax.Array:
     """Returns :func:`position_scores`, but with column c of every query for the distance K-1-c."""
     if r is None:
         return jnp.broadcast_to(b[:, None, None, :], (*q.shape[:3], b.shape[1]))
-    if v is not None:
-        q = q + v[:, None, None, :]
+    q = _plus(q, v, platform)
     if wide_products.apply_to(platform, q, r):
         rows = q.reshape(len(q), -1, q.shape[-1])
         scores = wide_products.products_of_rows(rows, r).reshape(*q.shape[:-1], -1)
     else:
         scores = jnp.einsum("nbth,nkh->nbtk", q, r, preferred_element_type=jnp.float32)
     return scores if b is None else scores + b[:, None, None, :]
+
+
+def _plus(q: jax.Array, bias: jax.Array | None, platform: str) -> jax.Array:
+    """Returns queries [N,B,T,H] plus u or v [N,H]."""
+    if bias is None:
+        return q
+    if wide_products.are_fast(platform, q):
+        rows = q.reshape(len(q), -1, q.shape[-1])
+        return wide_products.add_bias(rows, bias).reshape(q.shape)
+    return q + bias[:, None, None, :]
 
 
 def weighted_sum(weights: jax.Array, values: jax.Array, platform: str = "") -> jax.Array:

@@ -35,6 +35,11 @@ def apply_to(platform: str, x: jax.Array, y: jax.Array) -> bool:
     return cpu_has_bfloat16() or _reads_rows(x, y)
 
 
+def are_fast(platform: str, x: jax.Array) -> bool:
+    """Tells whether the processor multiplies numbers as those of x in units of its own."""
+    return platform == "cpu" and x.dtype == jnp.bfloat16 and cpu_has_bfloat16()
+
+
 @contextlib.contextmanager
 def reading_rows() -> Iterator[None]:
     """Makes products of a single row, in a loop on a CPU, read the other factor at full speed.
@@ -174,3 +179,28 @@ def _gradient(static, saved, gradient):
 
 
 _product = with_derivatives(_forward, _tangent, _gradient)
+
+
+def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """Returns x [...,S,E] plus a bias [...,E]. The gradient of the bias is a product with ones.
+
+    XLA adds 512 rows of 2,048 bfloat16 numbers in twenty times the time of this product.
+    """
+    return _plus_bias(None, (x, bias), ())
+
+
+def _bias_gradient(_, bias, gradient):
+    ones = jnp.ones((*gradient.shape[:-2], 1, gradient.shape[-2]), gradient.dtype)
+    return gradient, _float32(ones, gradient, _COLUMNS)[..., 0, :].astype(bias.dtype)
+
+
+def _sum_of(pair):
+    x, bias = pair
+    return x + bias[..., None, :].astype(x.dtype)
+
+
+_plus_bias = with_derivatives(
+    lambda _, inputs, __: (_sum_of(inputs), inputs[1]),
+    lambda _, __, tangents: _sum_of(tangents),
+    _bias_gradient,
+)
