@@ -167,7 +167,7 @@ def _kernel(
 
 
 def _started(inner: _Computation) -> str | None:
-    """Returns the collective that a fusion on a TPU only starts, to run beside other kernels."""
+    """Returns the kind of the collective that a fusion starts on a TPU, if it starts one."""
     starts = any('custom_call_target="AsyncCollectiveStart"' in y.rest for y in inner.values())
     return next(y.opcode for y in inner.values() if y.opcode in KINDS) if starts else None
 

@@ -253,9 +253,9 @@ def _extend(
 
 
 def _extend_on_bits(step: Callable, params, state: DecodeState, *args):
-    """Like :func:`_extend`, but the loop keeps bfloat16 as it is read fast on a CPU.
+    """Like :func:`_extend`, with bfloat16 arrays in the form that a CPU reads fast.
 
-    It keeps whole numbers, and of the keys and the vectors of distances, [.,K,H], the transpose.
+    The loop keeps them as whole numbers, and transposes keys and vectors of distances [...,K,H].
     """
 
     def on_bits(params, token, past):

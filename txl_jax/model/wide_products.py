@@ -36,7 +36,7 @@ def apply_to(platform: str, x: jax.Array, y: jax.Array) -> bool:
 
 
 def are_fast(platform: str, x: jax.Array) -> bool:
-    """Tells whether the processor multiplies numbers as those of x in units of its own."""
+    """Tells whether x is bfloat16 and the processor has units for products of bfloat16."""
     return platform == "cpu" and x.dtype == jnp.bfloat16 and cpu_has_bfloat16()
 
 
