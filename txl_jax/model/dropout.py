@@ -87,7 +87,7 @@ def _drop_relu(static, x, seed):
 
 
 def _of_kept(static, result, x):
-    """Returns the tangent, or the gradient, of what made entries of the result positive."""
+    """Maps a tangent or gradient x: divided by 1 - rate where the result is positive, else 0."""
     return jnp.where(result > 0, x / (1.0 - static[0]), jnp.zeros_like(x))
 
 

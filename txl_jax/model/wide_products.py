@@ -184,7 +184,7 @@ _product = with_derivatives(_forward, _tangent, _gradient)
 def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
     """Returns x [...,S,E] plus a bias [...,E]. The gradient of the bias is a product with ones.
 
-    XLA adds 512 rows of 2,048 bfloat16 numbers in twenty times the time of this product.
+    Inside an update, XLA adds rows of bfloat16 gradients by slow kernels (measured, RESULTS.md).
     """
     return _plus_bias(None, (x, bias), ())
 
