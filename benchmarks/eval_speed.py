@@ -21,6 +21,7 @@ from benchmarks.interleaved import (
     tell,
     write,
 )
+from benchmarks.measured_step import kernels_of, show
 from benchmarks.sizes import experiment
 from txl_jax.analysis.speed import random_params, scoring, time_alternating
 from txl_jax.evaluation.protocols import under_protocol
@@ -35,6 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     add_flags(parser)
     parser.add_argument("--segments", type=int, default=4, help="in a round")
     parser.add_argument("--peak", type=float, help="operations per second that the machine has")
+    parser.add_argument("--trace", action="store_true", help="list a segment's kernels on a GPU")
     flags = parser.parse_args(argv)
     exp = experiment(flags.size, {**UNROLLED, **changes(flags)})
     job = {
@@ -47,6 +49,7 @@ def main(argv: list[str] | None = None) -> None:
         score = lambda e: scoring(e.model, e.evaluate, random_params(e.model), flags.segments)
         ours = in_dtypes(flags, score, UNROLLED)
         seconds = time_alternating({**ours, **others}, flags.rounds)
+        kernels = kernels_of(ours["txl_jax"], flags.segments) if flags.trace else []
         about_others = {name: peer.about for name, peer in others.items()}
     p = exp.evaluate
     cfg, rows = under_protocol(exp.model, p), p.batch_size
@@ -55,6 +58,7 @@ def main(argv: list[str] | None = None) -> None:
         "size": flags.size,
         "settings": changes(flags),
         "others": about_others,
+        "kernels": kernels,
         **report_of(
             seconds,
             tokens=p.batch_size * p.seg_len,
@@ -63,6 +67,8 @@ def main(argv: list[str] | None = None) -> None:
         ),
     }
     tell(report)
+    if kernels:
+        show("kernels of a segment", kernels)
     write(flags.out, report)
 
 

@@ -22,11 +22,12 @@ import jax
 import numpy as np
 
 from benchmarks.interleaved import add_flags, changes, in_dtypes, peers, report_of, tell, write
+from benchmarks.measured_step import kernels_of, show
 from benchmarks.sizes import experiment
 from txl_jax.analysis.speed import random_params, time_alternating
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig
-from txl_jax.generation.generate import generate
+from txl_jax.generation.generate import PER_DISPATCH, generate
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -35,6 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     add_flags(parser)
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--lengths", default="", help="memory lengths beside the size's own")
+    parser.add_argument("--trace", action="store_true", help="list a token's kernels on a GPU")
     flags = parser.parse_args(argv)
     unrolled = {"model.scan_layers": False}
     settings = {**unrolled, **changes(flags)}
@@ -55,6 +57,7 @@ def main(argv: list[str] | None = None) -> None:
     }
     with peers(flags, job) as others:
         seconds = time_alternating({**programs, **others}, flags.rounds)
+        kernels = kernels_of(programs["txl_jax"], PER_DISPATCH) if flags.trace else []
         about_others = {name: peer.about for name, peer in others.items()}
     report = {
         "benchmark": "generate_speed",
@@ -63,9 +66,12 @@ def main(argv: list[str] | None = None) -> None:
         "mem_len": exp.generate.mem_len,
         "bytes_of_token": n_bytes,
         "others": about_others,
+        "kernels": kernels,
         **report_of(seconds, tokens=flags.batch_size),
     }
     tell(report)
+    if kernels:
+        show("kernels of a token", kernels)
     write(flags.out, report)
 
 

@@ -57,15 +57,10 @@ def main(argv: list[str] | None = None) -> None:
     share = f", {needed / seconds / peak:.1%} of the peak" if peak else ""
     print(f"update {1e3 * seconds:.2f} ms{share}", flush=True)
     found = trace(lambda: training.updates(flags.updates))
-    by_kernel = summed((kernel, us) for _, kernel, us in found)
-    by_part = summed(parts(found, training.program_text()))
-    by_kernel, by_part = (
-        [(name, us / traced, n / traced) for name, us, n in rows] for rows in (by_kernel, by_part)
-    )
-    for title, rows in (("parts", by_part), ("kernels", by_kernel[: flags.largest])):
-        print(f"{title}: {sum(us for _, us, _ in rows) / 1e3:.2f} ms an update")
-        for name, us, n in rows:
-            print(f"{us:10.1f} us  {n:7.1f} x  {name[:110]}", flush=True)
+    kernels = each(traced, summed((kernel, us) for _, kernel, us in found))
+    by_part = each(traced, summed(parts(found, training.program_text())))
+    show("parts of an update", by_part)
+    show("kernels of an update", kernels, flags.largest)
     report = {
         "benchmark": "measured_step",
         "size": flags.size,
@@ -75,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
         "operations": needed,
         "peak_memory": peak_memory(),
         "parts": by_part,
-        "kernels": by_kernel,
+        "kernels": kernels,
     }
     write(flags.out, report)
 
@@ -94,6 +89,23 @@ def trace(work: Any) -> list[Launch]:
                     operation = next((v for k, v in event.stats if k == "hlo_op"), "")
                     found.append((str(operation), event.name, event.duration_ns / 1e3))
     return found
+
+
+def kernels_of(work: Any, units: float) -> list[Row]:
+    """Returns what each kernel takes of one of the ``units`` that a call of ``work`` makes."""
+    return each(units, summed((kernel, us) for _, kernel, us in trace(work)))
+
+
+def each(units: float, rows: list[Row]) -> list[Row]:
+    """Returns the microseconds and launches of one of several units."""
+    return [(name, us / units, n / units) for name, us, n in rows]
+
+
+def show(title: str, rows: list[Row], largest: int | None = None) -> None:
+    """Prints rows below their sum."""
+    print(f"{title}: {sum(us for _, us, _ in rows) / 1e3:.2f} ms")
+    for name, us, n in rows[:largest]:
+        print(f"{us:10.1f} us  {n:7.1f} x  {name[:110]}", flush=True)
 
 
 def summed(found: Iterable[tuple[str, float]]) -> list[Row]:

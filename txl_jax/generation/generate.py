@@ -28,7 +28,8 @@ from txl_jax.parallel.platforms import platform_of
 
 PREFILL = 128
 """The number of prompt tokens in one call of the model."""
-_PER_DISPATCH = 64  # largest number of sampled tokens in one dispatch to the device
+PER_DISPATCH = 64
+"""The largest number of sampled tokens in one dispatch to the device."""
 _WORK = Work.sized_by("generation", "generate.samples", "generate.batch_size", "generate.mem_len")
 
 
@@ -133,10 +134,10 @@ def generate(
         params = programs.cast(params)
     numbers = np.array([*([0] * rows if samples is None else samples), *[0] * added], np.int32)
     sampling = sampling_of(c)
-    for start in range(0, c.length, _PER_DISPATCH):
-        positions = np.arange(start, start + _PER_DISPATCH, dtype=np.int32)
+    for start in range(0, c.length, PER_DISPATCH):
+        positions = np.arange(start, start + PER_DISPATCH, dtype=np.int32)
         draws = _Draws(np.uint32(c.seed), numbers, positions)
-        n = min(_PER_DISPATCH, c.length - start)
+        n = min(PER_DISPATCH, c.length - start)
         state, tokens, nll = programs.extend(params, state, draws, np.int32(n), sampling, grammar)
         yield TokenChunk(np.asarray(tokens)[:rows, :n], np.asarray(nll)[:rows, :n])
 
@@ -193,7 +194,7 @@ def lower_programs(
         past = jax.tree.map(place, jax.eval_shape(project.jitted, {"params": params}, mems))
     seen = shape((rows, cfg.vocab_size or 0), bool)
     state = DecodeState(ids, past, seen, None if grammar is None else ids)
-    draws = _Draws(np.uint32(0), ids, np.arange(_PER_DISPATCH, dtype=np.int32))
+    draws = _Draws(np.uint32(0), ids, np.arange(PER_DISPATCH, dtype=np.int32))
     matrices = jax.tree.map(place, jax.eval_shape(cast.jitted, params))
     programs["extend"] = functools.partial(
         extend.lower, matrices, state, draws, np.int32(1), sampling_of(c), grammar
