@@ -217,6 +217,8 @@ def _writes(
 ) -> int:
     """Bytes that a fused computation writes; of an array that is updated in place, the update."""
     (root,) = (y for y in inner.values() if y.root)
+    if root.opcode != "tuple" and len(root.shapes) > 1:  # as a sort of keys and values
+        return sum(size for size, on in zip(root.sizes, on_chip, strict=True) if not on)
     results = [inner[name] for name in root.operands] if root.opcode == "tuple" else [root]
     total = 0
     for result, on in zip(results, on_chip, strict=True):

@@ -172,6 +172,27 @@ def test_a_fusion_that_starts_a_collective_is_one_and_what_waits_for_it_is_no_ke
     assert (kernel.read, kernel.written) == (4 * 2 * 2, 0)
 
 
+def test_a_fused_sort_writes_its_keys_and_its_values():
+    """Its root has two results and is no tuple; seen in the gradient of embeddings on a GPU."""
+    text = textwrap.dedent("""\
+        HloModule jit_f
+
+        %wrapped_sort_computation (param_0: s32[64], param_1: f32[64]) -> (s32[64], f32[64]) {
+          %param_0 = s32[64]{0} parameter(0)
+          %param_1 = f32[64]{0} parameter(1)
+          ROOT %sort.1 = (s32[64]{0}, f32[64]{0}) sort(%param_0, %param_1), dimensions={0}, to_apply=%less
+        }
+
+        ENTRY %main (a: s32[64], b: f32[64]) -> (s32[64], f32[64]) {
+          %a = s32[64]{0} parameter(0)
+          %b = f32[64]{0} parameter(1)
+          ROOT %sort = (s32[64]{0}, f32[64]{0}) fusion(%a, %b), kind=kInput, calls=%wrapped_sort_computation
+        }
+        """)
+    (sort,) = kernels(text)
+    assert (sort.read, sort.written) == (512, 512)
+
+
 def test_padding_of_a_convolution_takes_no_operations():
     """Two heads as places of a window: each result sums one of them, and the other is padding."""
     text = textwrap.dedent("""\
