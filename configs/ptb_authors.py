@@ -12,7 +12,8 @@ these lengths a pass takes 1,361 to 1,379 (20 seeds).
 Scores (*recorded* by the release, four runs): validation perplexity 97.9 to 99.8 at epoch 15, 80.8
 to 81.2 at 30, 68.0 to 69.1 at 60, 63.0 to 63.8 at 90, 61.4 to 61.8 at 120, 59.5 to 60.1 at the end;
 test 55.26 to 55.60 at softmax temperature 1.08. Here: 98.5, 98.9 and 97.4 at epoch 15, 80.9 at 30
-(*measured*), the rest *not run*. Evaluation: test, one stream, segments of 10, context 130, temperature 1.
+(*measured*), the rest *not run*. Evaluation: test, one stream, segments of 10, context 130,
+temperature 1.
 
 Hardware: one GPU, 239,925 small updates of 6.9 ms on an H100 (*measured*), half an hour with saving
 and validation (*arithmetic*); benchmarks/ptb_gpu.sh does it in slices.
