@@ -81,10 +81,15 @@ def _row(x: Counted) -> str:
     return f"{x.kernel} | {options} | {x.cycles:,.0f}{edge} | {sizes}"
 
 
-def counted(h: int, dtype: Any, capability: int = 90, rate: float = 0.15) -> list[Counted]:
-    """Returns what each kernel takes for heads of width H, in the order of :data:`KERNELS`."""
+def counted(
+    h: int, dtype: Any, capability: int = 90, rate: float = 0.15, ring: bool = False
+) -> list[Counted]:
+    """Returns what each kernel takes for heads of width H, in the order of :data:`KERNELS`.
+
+    ``ring``: memory is the ring of a cache.
+    """
     with compiled_kernels() as made:
-        form = lower(h, dtype, capability, rate)
+        form = lower(h, dtype, capability, rate, ring=ring)
     found = []
     for kernel in KERNELS:
         (program,) = (program for name, program in made.items() if kernel in name)
@@ -124,7 +129,9 @@ def compiled_kernels() -> Iterator[dict[str, Any]]:
         library._COMPILED_KERNEL_CACHE = cache
 
 
-def lower(h: int, dtype: Any, capability: int, rate: float, t: int = 768, m: int = 768) -> Any:
+def lower(
+    h: int, dtype: Any, capability: int, rate: float, t: int = 768, m: int = 768, ring: bool = False
+) -> Any:
     """Lowers attention and its gradient for 8 rows and 8 heads; returns the kernels' form."""
     n, b, k = 8, 8, t + m
     shape: Any = lambda *sides: jax.ShapeDtypeStruct(sides, jnp.dtype(dtype))
@@ -135,7 +142,8 @@ def lower(h: int, dtype: Any, capability: int, rate: float, t: int = 768, m: int
     def run(q, keys, values, positions, filled, key):
         dropout = AttentionDropout.draw(key, rate) if rate else None
         mask = AttentionMask(filled, None, t, m, k - 1)
-        inputs = AttentionInputs(q, keys, values, positions, mask, dropout)
+        oldest = filled[0] if ring else None
+        inputs = AttentionInputs(q, keys, values, positions, mask, dropout, oldest)
         forms.append(triton.form_of(inputs, capability))
         attend = lambda x: triton.attend(x, capability)
         return parity.values_and_gradients(attend, inputs)

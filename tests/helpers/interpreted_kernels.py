@@ -53,6 +53,8 @@ FORMS: dict[str, dict] = {
     },
     "memory of whole tiles": {"t": 40, "m": 128, "filled": (128, 30), "rate": 0.2},
     "memory of whole tiles, window": {"t": 150, "m": 128, "reach": 120, "episodes": True},
+    "memory in a ring": {"t": 40, "m": 128, "filled": (128, 30), "oldest": 27},
+    "memory in a ring, heads of 64": {"t": 40, "m": 256, "reach": 120, "h": 64, "oldest": 250},
     "both directions": {"t": 40, "m": 0, "both": True, "filled": (40, 29)},
     "both directions, window and memory": {
         "t": 53,
@@ -87,7 +89,8 @@ def made(form, dtype="float32"):
     mask = kind(filled, episode, t, m, form.get("reach", m + t - 1))
     rate = form.get("rate")
     dropout = AttentionDropout.draw(jax.random.key(3), rate) if rate else None
-    return parity.random_inputs(N, rows, mask, form.get("h", 41), jnp.dtype(dtype), dropout)
+    x = parity.random_inputs(N, rows, mask, form.get("h", 41), jnp.dtype(dtype), dropout)
+    return x.replace(oldest=jnp.int32(form["oldest"])) if "oldest" in form else x
 
 
 def values_and_gradients(attend, inputs):
@@ -136,6 +139,9 @@ def in_float64(form, dtype="float32"):
     column = np.minimum(column, mask.n_distances - 1)
 
     def attend(q, k, val, positions):
+        if inputs.oldest is not None:
+            turn = lambda x: jnp.roll(x[:, :, :m], -form["oldest"], axis=2)
+            k, val = (jnp.concatenate([turn(x), x[:, :, m:]], axis=2) for x in (k, val))
         qu, qv = q + positions.u[:, None, None], q + positions.v[:, None, None]
         scores = jnp.einsum("nbth,nbkh->nbtk", qu, k)
         scores += jnp.einsum("nbth,ntkh->nbtk", qv, positions.r[:, column])

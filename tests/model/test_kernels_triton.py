@@ -5,6 +5,7 @@ compiler makes programs for an H100 that is not there. What needs triton, torch 
 is among the requirements of tests) is skipped where these are missing.
 """
 
+import re
 import sys
 from typing import Any
 
@@ -116,6 +117,18 @@ def test_it_compiles_to_products_of_tensor_cores_that_fit(capability, h, dtype):
         assert sum(x.cycles for x in found) <= MOST_CYCLES.get((dtype, h), 20_000)
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("h", [64, 128])
+def test_memory_in_a_ring_costs_at_most_a_sixth_more_and_is_loaded_as_widely(h):
+    pytest.importorskip("triton")
+    pytest.importorskip("jax_triton", exc_type=ImportError)
+    both = (attention_cycles.counted(h, "bfloat16", 90, 0.0, ring) for ring in (False, True))
+    (straight, turned) = (next(x for x in found if x.kernel == "forward") for found in both)
+    assert turned.cycles < 7 / 6 * straight.cycles  # measured: 1.09
+    wide = re.compile(r"cp\.async\.cg\.shared\.global .*, 0x10")
+    assert len(wide.findall(turned.ptx)) >= len(wide.findall(straight.ptx)) > 0
+
+
 # --- Anywhere. -----------------------------------------------------------------------------------
 
 
@@ -172,6 +185,8 @@ ON_GPU: dict[str, dict] = {
         "rate": 0.25,
     },
     "memory of whole tiles, heads of 128": {"t": 128, "m": 128, "h": 128, "rate": 0.25},
+    "memory in a ring": {"t": 128, "m": 384, "h": 64, "reach": 383, "oldest": 200},
+    "memory in a ring, heads of 128": {"t": 130, "m": 256, "h": 128, "oldest": 128},
     "memory of whole tiles, everything": {
         "t": 257,
         "m": 256,

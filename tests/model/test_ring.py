@@ -10,8 +10,8 @@ import tiny_models as tiny
 from tiers import rest_slow
 
 import txl_jax
-from txl_jax.model import ring
-from txl_jax.model.kernels import reference
+from txl_jax.model import attention, ring
+from txl_jax.model.kernels import attend, reference
 from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import Positions, relative_shift
 
@@ -111,21 +111,41 @@ def test_the_scores_of_slots_are_those_of_keys_in_another_order():
         np.testing.assert_array_equal(got, np.roll(by_key[..., :r], oldest, axis=-1))
 
 
-@pytest.mark.parametrize("beyond", [0, 8])
-def test_a_fused_kernel_gets_the_keys_of_rings_in_order(beyond):
+def test_plain_attention_puts_the_keys_of_a_ring_in_order():
     rng, (n, t, r, h) = np.random.default_rng(0), (2, 4, 12, 5)
     draw = lambda *sides: jnp.asarray(rng.normal(size=sides), jnp.float32)
     states = lambda length: (draw(n, ROWS, length, h), draw(n, ROWS, length, h))
     past = [ring.Ring(*states(r), jnp.int32(8))]
-    past += [ring.Ring(*states(beyond), jnp.int32(4))] if beyond else []
-    mask = attention_mask(t, jnp.array([r + beyond - 1, 3]), r + beyond, "tf")
-    clamped = lambda x: x.at[:, :t].set(x[:, :1])  # from distance R on
-    of_distances = map(clamped, (draw(n, r + t, h), draw(n, r + t)))
-    positions = Positions(draw(n, h), draw(n, h), *of_distances)
+    mask = attention_mask(t, jnp.array([r - 1, 3]), r, "tf")
+    positions = Positions(draw(n, h), draw(n, h), draw(n, r + t, h), draw(n, r + t))
     inputs = draw(n, ROWS, t, h), past, ring.KeysValues(*states(t)), positions, mask
     expected = ring.attend(*inputs)
-    found = reference.attend(ring.in_order(*inputs))
+    found = reference.attend(ring.one_ring(*inputs))
     np.testing.assert_allclose(found, expected, atol=2e-6)  # float32
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("clamp_len", [-1, 12])
+def test_a_fused_kernel_reads_one_ring_and_gives_what_memory_gives(monkeypatch, clamp_len):
+    """Plain attention stands for the fused kernel, which needs a GPU."""
+    monkeypatch.setattr(attention, "may_fuse_cache", lambda c, mesh: True)
+    monkeypatch.setattr(attention, "FUSED", {"xla": "cpu"})
+    given = []
+
+    def recorded(x, *rest):
+        given.append(x)
+        return attend(x, *rest)
+
+    monkeypatch.setattr(attention, "attend", recorded)
+    # A rate that no other test has, so that no compiled program is used again.
+    cfg = tiny.config(clamp_len=clamp_len, same_length="pytorch", dropatt=0.0625)
+    start = txl_jax.TransformerXL(cfg).init_mems(ROWS, 35)
+    want, _ = run(cfg, start, [10] * 9)
+    given.clear()
+    got, cache = run(cfg, cached(cfg, start, 10), [10] * 9)
+    assert [x.oldest is not None for x in given] == [True] * cfg.n_layer
+    assert (cache.far, cache.slots) == (None, 40)
+    np.testing.assert_allclose(got, want, atol=1e-5)
 
 
 def test_beyond_the_clamp_no_scores_by_position_are_made():

@@ -186,11 +186,12 @@ class Evaluator:
     def check_attention(self) -> None:
         """Runs the self-check of the attention that scoring computes (model/self_check.py)."""
         (c, mesh), p = (self.model.cfg, self._shardings.mesh), self.protocol
-        if keeps_cache(c, p) and not may_fuse_cache(c, mesh):
+        cached = keeps_cache(c, p)
+        if cached and not may_fuse_cache(c, mesh):
             return
         episodes = self.batches.warm_up > 0 or self.batches.shapes().reset.ndim == 2
         sizes = self.batches.rows, p.context_len + p.seg_len, memory_slots(c, p)
-        self_check.check(c, mesh, *sizes, train=False, episodes=episodes)
+        self_check.check(c, mesh, *sizes, train=False, episodes=episodes, cached=cached)
 
     def lower(self, params: Params) -> jax.stages.Lowered:
         """Lowers the program that scores a segment. ``params`` has shapes with shardings."""

@@ -4,7 +4,6 @@ All forms of attention share the computation of kernels/, with the four terms of
 defines u, v, r and b. :class:`RelativeAttention` is the paper's form; table 6 there has others.
 """
 
-import functools
 from typing import Any
 
 import flax.linen as nn
@@ -109,10 +108,10 @@ class Attention(nn.Module):
         c, p = self.cfg, self.terms(positions, queries.dtype)
         q: Any = self.scaled(self.drop_heads(queries, train), queries.dtype)
         if isinstance(past, list):
-            ordered = functools.partial(ring.in_order, q, past, present, p, mask)
-            fused = may_fuse_cache(c, self.mesh) and jax.eval_shape(ordered)
-            if fused and choose("auto", fused, self.mesh).name in FUSED:
-                gathered = self.gather(ordered())
+            one = may_fuse_cache(c, self.mesh) and len(past) == 1
+            inputs = ring.one_ring(q, past, present, p, mask) if one else None
+            if inputs and choose("auto", inputs, self.mesh).name in FUSED:
+                gathered = self.gather(inputs)
             else:
                 gathered = ring.attend(q, past, present, p, mask, platform_of(self.mesh))
         elif isinstance(past, States):
@@ -260,6 +259,14 @@ def may_fuse_cache(c: TransformerXLConfig, mesh: Mesh | None) -> bool:
     return c.kernel == "auto" and platform_of(mesh) == "gpu"
 
 
+def fuses_cache(
+    c: TransformerXLConfig, rows: int, seg_len: int, mem_len: int, mesh: Mesh | None
+) -> bool:
+    """Tells whether a fused kernel reads the cache of M slots in segments of T tokens."""
+    sizes = rows, seg_len, mem_len
+    return may_fuse_cache(c, mesh) and planned_attention(c, *sizes, False, mesh).name in FUSED
+
+
 def projection_flops(c: TransformerXLConfig, queries: int, keys: int) -> float:
     """Returns a row's operations in a layer's projections: 4 D NH per query, and per key."""
     return 4.0 * (queries * c.n_head + keys * c.kv_heads) * c.d_model * c.d_head
@@ -286,14 +293,16 @@ def planned_inputs(
     mem_len: int,
     train: bool,
     episodes: bool = False,
+    cached: bool = False,
 ) -> AttentionInputs:
     """Returns the shapes of attention's inputs in a program of these sizes.
 
-    ``episodes`` tells whether memory is reset within segments. The dtype of ``c`` is not ``auto``.
+    ``episodes`` tells whether memory is reset within segments, and ``cached`` whether it is the
+    ring of a cache. The dtype of ``c`` is not ``auto``.
     """
     n_keys = mem_len + seg_len
     shape = lambda *sides: jax.ShapeDtypeStruct(sides, c.dtype)
-    form = FORMS[c.attention](c)
+    form = FORMS[c.attention](c, parent=None)  # also where a model asks
     biases = (shape(c.n_head, c.d_head) if form.global_biases else None,) * 2
 
     def inputs(key, encodings, u, v, q, k) -> AttentionInputs:
@@ -303,7 +312,7 @@ def planned_inputs(
         reset = jnp.zeros((rows, seg_len), bool) if episodes else None
         mask = attention_mask(seg_len, jnp.zeros(rows, jnp.int32), mem_len, window, reset)
         drop = AttentionDropout.draw(key, c.dropatt) if train and c.dropatt else None
-        return AttentionInputs(q, k, k, terms, mask, drop)
+        return AttentionInputs(q, k, k, terms, mask, drop, jnp.int32(0) if cached else None)
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     arrays = (shape(c.n_head, rows, length, c.d_head) for length in (seg_len, n_keys))

@@ -7,12 +7,11 @@ For R = 4 and oldest = 1, the slots have these distances from the next query:
     distance        1 4 3 2         a segment of two tokens is written to slots 1 and 2 next
 
 Position scores are computed in the order of distances and then reordered to the order of slots.
-This moves T x R numbers; the R x H keys and values are not copied, unless a fused kernel reads them
-(:func:`in_order`).
+This moves T x R numbers; the R x H keys and values are not copied.
 
 If ``clamp_len`` is below R there are two rings, and a step moves the oldest T states of the near
 ring to the far ring. All states of the far ring have the clamped distance, so a query needs one
-position score for all of them.
+position score for all of them. A fused kernel reads one ring.
 """
 
 from typing import NamedTuple
@@ -104,23 +103,13 @@ def attend(
     return sum(gathered[1:], gathered[0]) / total.astype(dtype)
 
 
-def in_order(
+def one_ring(
     q: jax.Array, past: list[Ring], present: KeysValues, positions: Positions, mask: AttentionMask
 ) -> AttentionInputs:
-    """Returns the inputs of :func:`attend` for a fused kernel, which needs all keys oldest first.
-
-    The keys and values of the rings are copied, which costs less than scores in memory if a segment
-    is long: those of a head have T x R numbers, and these have R x H.
-    """
-    near, *far = past
-    roll = lambda x, ring: jnp.roll(x, -ring.oldest, axis=2)
-    states = [(roll(x.keys, x), roll(x.values, x)) for x in (*far, near)]
-    keys, values = (jnp.concatenate(parts, axis=2) for parts in zip(*states, strict=True))
-    more = keys.shape[2] - near.keys.shape[2]  # all have the largest distance
-    farther = lambda x: jnp.pad(x, [(0, 0), (more, 0)] + [(0, 0)] * (x.ndim - 2), mode="edge")
-    r, b = (None if x is None else farther(x) for x in (positions.r, positions.b))
-    k, val = (keys, present.keys), (values, present.values)
-    return AttentionInputs(q, k, val, positions.replace(r=r, b=b), mask)
+    """Returns the inputs of :func:`attend` for a fused kernel, which reads one ring as it is."""
+    (ring,) = past
+    k, val = (ring.keys, present.keys), (ring.values, present.values)
+    return AttentionInputs(q, k, val, positions, mask, oldest=ring.oldest)
 
 
 def places(past: list[Ring]) -> list[jax.Array]:

@@ -67,11 +67,12 @@ def planned(
     *,
     train: bool,
     episodes: bool = False,
+    cached: bool = False,
     several_seeds: bool = False,
 ) -> Attention:
     """Returns the attention of a program; see :func:`~txl_jax.model.attention.planned_inputs`."""
     c = resolved(c, mesh)
-    x = planned_inputs(c, rows, seg_len, mem_len, train, episodes)
+    x = planned_inputs(c, rows, seg_len, mem_len, train, episodes, cached)
     return Attention(c.kernel, x, mesh, c.matmul_precision, bool(c.scan_layers), several_seeds)
 
 
@@ -217,7 +218,9 @@ def drawn(attention: Attention) -> AttentionInputs:
     given = dataclasses.asdict(inputs.positions)
     given["b"] = jax.random.normal(jax.random.key(2), (heads, mask.n_keys)) * h**-0.5
     absent = {key: None for key, term in dataclasses.asdict(x.positions).items() if term is None}
-    return inputs.replace(positions=inputs.positions.replace(**{**given, **absent}))
+    oldest = None if x.oldest is None else jnp.int32(mask.mem_len // 3)
+    positions = inputs.positions.replace(**{**given, **absent})
+    return inputs.replace(positions=positions, oldest=oldest)
 
 
 def _shardings(attention: Attention) -> AttentionInputs:

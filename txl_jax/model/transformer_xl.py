@@ -12,7 +12,7 @@ from txl_jax.model import initializers, masks
 from txl_jax.model import inputs as inputs_lib
 from txl_jax.model import memory as memory_lib
 from txl_jax.model.adaptive import Vocabulary
-from txl_jax.model.attention import FORMS
+from txl_jax.model.attention import FORMS, fuses_cache
 from txl_jax.model.block import Block, LayerNorm, SharedInputs, dropout
 from txl_jax.model.inputs import SegmentOptions
 from txl_jax.model.memory import Cache, Memory
@@ -114,7 +114,9 @@ class TransformerXL(nn.Module):
         mems = inputs_lib.memory(c, mems)
         seg_len = inputs_lib.size("seg_len", seg_len, 1)
         past = [layer.project_memory(mems.hidden[n]) for n, layer in enumerate(self.layers)]
-        slots = slots_of(mems.mem_len, seg_len, c.clamp_len)
+        sizes = mems.hidden.shape[1], seg_len, mems.mem_len
+        one_ring = fuses_cache(c, *sizes, self.mesh)
+        slots = slots_of(mems.mem_len, seg_len, -1 if one_ring else c.clamp_len)
         n_keys = slots[0] + seg_len
         encodings, biases = self._encodings(n_keys, False), self._biases()
         positions = tuple(

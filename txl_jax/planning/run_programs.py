@@ -117,10 +117,10 @@ def _layouts(setup: StepSetup) -> Iterator[RunProgram]:
 
 
 def _self_check(
-    name: str, c: TransformerXLConfig, mesh: Mesh, *sizes: int, train: bool
+    name: str, c: TransformerXLConfig, mesh: Mesh, *sizes: int, **program: bool
 ) -> Iterator[RunProgram]:
     """Yields the self-check of the attention of a program, if a fused kernel computes it."""
-    attention = self_check.planned(c, mesh, *sizes, train=train)
+    attention = self_check.planned(c, mesh, *sizes, **program)
     if kernel := attention.fused():
         lower = functools.partial(self_check.lower, attention, kernel)
         yield RunProgram(f"self-check, {name}", "values and gradients", lower, f"{kernel} (fused)")
@@ -173,7 +173,7 @@ def _scoring(
     slots = memory_slots(model, protocol)
     sizes = evaluator.batches.rows, protocol.context_len + protocol.seg_len, slots
     if not cached or may_fuse_cache(cfg, mesh):
-        yield from _self_check(name, cfg, mesh, *sizes, train=False)
+        yield from _self_check(name, cfg, mesh, *sizes, train=False, cached=cached)
     for part, lower in evaluator.lower_before(params).items():
         yield RunProgram(f"{name}, {part}", "before the first segment", lower, resident=resident)
     description = f"one segment; {describe(protocol, model, mesh)}"

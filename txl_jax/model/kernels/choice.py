@@ -203,5 +203,6 @@ def _per_device(function, mesh: Mesh | None):
 
 def specs() -> AttentionInputs:
     """Returns how the devices of a mesh share attention's inputs: a prefix of their tree."""
-    heads, rows, both = (PartitionSpec(*axes) for axes in (("tensor",), (ROWS,), ("tensor", ROWS)))
-    return AttentionInputs(both, both, both, heads, rows, PartitionSpec())  # type: ignore[arg-type]
+    places = ("tensor",), (ROWS,), ("tensor", ROWS), ()
+    heads, rows, both, every = (PartitionSpec(*axes) for axes in places)
+    return AttentionInputs(both, both, both, heads, rows, every, every)  # type: ignore[arg-type]

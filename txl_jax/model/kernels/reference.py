@@ -21,6 +21,7 @@ class AttentionInputs(flax.struct.PyTreeNode):
         pairs of [N,B,M,H] and [N,B,T,H].
       positions: r has K rows, or K + T - 1 where attention is in both directions.
       mask: the attention mask; every query may attend at least to itself.
+      oldest: int32 [], the slot of the oldest of M keys in a ring (ring.py); ``None``: slot 0.
     """
 
     q: jax.Array
@@ -29,11 +30,13 @@ class AttentionInputs(flax.struct.PyTreeNode):
     positions: Positions
     mask: AttentionMask
     dropout: AttentionDropout | None = None
+    oldest: jax.Array | None = None
 
     def joined(self) -> "AttentionInputs":
         """Returns the inputs with memory and segment in one array of keys and one of values."""
-        join = lambda x: jnp.concatenate(x, axis=2) if isinstance(x, tuple) else x
-        return self.replace(k=join(self.k), val=join(self.val))
+        turn = lambda x: x if self.oldest is None else jnp.roll(x, -self.oldest, axis=2)
+        join = lambda x: jnp.concatenate((turn(x[0]), x[1]), 2) if isinstance(x, tuple) else x
+        return self.replace(k=join(self.k), val=join(self.val), oldest=None)
 
     def biased_queries(self) -> tuple[jax.Array, jax.Array]:
         """Returns q + u and q + v, [N,B,T,H] each, for the products with keys and with r."""

@@ -65,7 +65,8 @@ class Form:
     """The static sizes of attention: N, B, T, K, the padded H, and the number of rows of r.
 
     ``far`` is the column of r for the longest distance that a query may see. ``dropped`` is
-    :func:`txl_jax.model.dropout.threshold`. ``capability`` is the GPU's, such as 90.
+    :func:`txl_jax.model.dropout.threshold`. ``capability`` is the GPU's, such as 90. ``ring`` tells
+    that keys and values of memory are [N,B,M,H], with the oldest in any slot.
     """
 
     n: int
@@ -77,6 +78,7 @@ class Form:
     far: int
     dropped: int
     capability: int
+    ring: bool = False
 
     @property
     def every(self) -> int:
@@ -116,7 +118,8 @@ def form_of(x: AttentionInputs, capability: int) -> Form:
     r = x.positions.r.shape[1]  # type: ignore[union-attr]
     dropped = threshold_of(x.dropout.rate) if x.dropout else 0
     width = max(16, 1 << (h - 1).bit_length())
-    return Form(n, b, t, k, width, r, k - 1 - x.mask.reach, dropped, capability)
+    ring = x.oldest is not None
+    return Form(n, b, t, k, width, r, k - 1 - x.mask.reach, dropped, capability, ring)
 
 
 def attend(x: AttentionInputs, capability: int = 90) -> jax.Array:
@@ -125,6 +128,7 @@ def attend(x: AttentionInputs, capability: int = 90) -> jax.Array:
     ``capability`` is the compute capability of the GPU, which need not be at hand. The kernels read
     [B,T,N,H], the order in which a product of states and weights gives heads. So XLA transposes
     nothing. A tile of keys does not cross from memory to segment, unless both are joined before.
+    A ring of memory is read as it is, [N,B,M,H].
     """
     x = x.joined() if x.mask.mem_len % 128 else x
     p, f, h = x.positions, form_of(x, capability), x.q.shape[-1]
@@ -133,14 +137,21 @@ def attend(x: AttentionInputs, capability: int = 90) -> jax.Array:
     pair = lambda a: a if isinstance(a, tuple) else (a[:, :, :0], a)
     heads = (x.q, pair(x.k), pair(x.val), p.r[:, None])  # type: ignore[index]
     q, k, val, r = jax.tree.map(lambda a: wide(a).transpose(1, 2, 0, 3), heads)
-    where = (*x.mask.interval(), x.dropout.seed if x.dropout else jnp.zeros(2, jnp.uint32))
+    if f.ring:
+        k, val = ((wide(whole[0]), own) for whole, (_, own) in ((x.k, k), (x.val, val)))
+    seed = x.dropout.seed if x.dropout else jnp.zeros(2, jnp.uint32)
+    oldest = jnp.zeros(1, jnp.int32) if x.oldest is None else x.oldest[None]
+    where = (*x.mask.interval(), oldest, seed)
     out = _attend(f, q, k, val, r[0], wide(bias(p.u)), wide(bias(p.v)), where)
     return out[..., :h].transpose(2, 0, 1, 3)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(f: Form, q, k, val, r, u, v, where):
-    """Computes attention [B,T,N,H] of pairs k and val; ``where`` has oldest, newest and seed."""
+    """Computes attention [B,T,N,H] of pairs k and val.
+
+    ``where`` has the first and the last key that each query sees, the oldest slot, and the seed.
+    """
     return _forward(f, q, k, val, r, u, v, where)[0]
 
 
@@ -153,7 +164,7 @@ def _position_scores(f: Form, q, v, r, where):
 
 def _forward(f: Form, q, k, val, r, u, v, where):
     scores = _position_scores(f, q, v, r, where)
-    given = (q, u, *k, *val, scores, *where, f.n, f.t, f.k, k[0].shape[1])
+    given = (q, u, *k, *val, scores, *where, f.b, f.n, f.t, f.k, f.k - k[1].shape[1])
     results = [q, jax.ShapeDtypeStruct((f.b * f.n, f.t), jnp.float32)]
     groups = lambda s: (f.n * f.b * _ceil(f.t, s["SQ"]),)
     out, lse = launch("forward", given, results, groups, f)
@@ -161,7 +172,15 @@ def _forward(f: Form, q, k, val, r, u, v, where):
 
 
 def _backward(f: Form, saved, dout):
-    q, k, val, r, u, v, (*where, seed), out, lse = saved
+    if f.ring:  # keys and values are moved into their order
+        turned = functools.partial(_in_order, saved[6][2])
+        (k, val), back = jax.vjp(lambda *both: jax.tree.map(turned, both), saved[1][0], saved[2][0])
+        saved = (saved[0], (k, saved[1][1]), (val, saved[2][1]), *saved[3:])
+        found = _backward(dataclasses.replace(f, ring=False), saved, dout)
+        (dk, own_k), (dval, own_val) = found[1:3]
+        dk, dval = back((dk, dval))
+        return found[0], (dk, own_k), (dval, own_val), *found[3:]
+    q, k, val, r, u, v, (*where, _, seed), out, lse = saved
     # Computed again, because a loop over layers would copy them into its arrays and back.
     scores = _position_scores(f, q, v, r, where)
     delta = jnp.sum(dout.astype(jnp.float32) * out.astype(jnp.float32), axis=-1).transpose(0, 2, 1)
@@ -186,6 +205,11 @@ def _backward(f: Form, saved, dout):
 
 
 _attend.defvjp(_forward, _backward)
+
+
+def _in_order(oldest: jax.Array, slots: jax.Array) -> jax.Array:
+    """Returns the states of a ring [N,B,M,H], oldest first: [B,M,N,H]."""
+    return jnp.roll(slots, -oldest[0], axis=2).transpose(1, 2, 0, 3)
 
 
 def _spans(n_keys: int, sizes: dict[str, int], oldest, newest) -> jax.Array:
@@ -220,6 +244,7 @@ def constants(kernel: str, dtype: Any, f: Form) -> dict[str, Any]:
     tiles, precision = tiling(kernel, dtype, f), "tf32x3" if dtype == jnp.float32 else "ieee"
     own = {"STRIDE": f.n * f.h, "H": f.h, "KP": f.padded, "PRECISION": precision, **tiles.sizes}
     if kernel in _BY_KEY:
+        own |= {"RING": f.ring} if kernel == "forward" else {}
         return {**own, "STAGES": tiles.num_stages, "DROPPED": f.dropped}
     more = tiling("gradient_of_keys", dtype, f).sizes if kernel in _READERS else {}
     return {**own, **more, "EVERY": f.every}

@@ -25,7 +25,8 @@ Arguments: q, dout and out [B,T,N,H]; k_mem, val_mem [B,M,N,H], the first M keys
 val [B,K-M,N,H], the others (no tile of keys is in both); r [R,N,H], whose row c is for the distance
 K-1-c; u, v [N,H]; lse, a logarithm to base 2, and delta = sum(out * dout), float32 [B*N,T];
 ``oldest`` and ``newest`` int32 [B,T], the first and the last key that a query sees, which never
-decrease; seed uint32 [2]; far, the first row of r that a query needs. ``STRIDE`` is N*H, ``H`` a
+decrease; slot int32 [1] and ``RING``: k_mem and val_mem are [N,B,M,H], and their oldest key is in
+this slot; seed uint32 [2]; far, the first row of r that a query needs. ``STRIDE`` is N*H, ``H`` a
 power of 2, ``KP`` is K padded to tiles, and ``DROPPED`` the threshold of dropout.py, or 0.
 """
 
@@ -54,6 +55,19 @@ def put_rows(target, x, row, limit, STRIDE: tl.constexpr, H: tl.constexpr):
     inside = (row >= 0) & (row < limit)
     at = (row.to(tl.int64) * STRIDE)[:, None] + tl.arange(0, H)[None, :]
     tl.store(target + at, x.to(target.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+def keys_of(
+    memory, own, first, key, turn, M, K, STRIDE: tl.constexpr, H: tl.constexpr, RING: tl.constexpr
+):  # fmt: skip
+    """Loads a tile of keys or values as [keys,H], all of memory or all of the segment."""
+    row, step = tl.minimum(key, K - 1), STRIDE
+    if RING:
+        slot = tl.where(key + turn < M, key + turn, key + turn - M)
+        row, step = tl.where(first < M, slot, row), tl.where(first < M, H, STRIDE)
+    at = (row.to(tl.int64) * step)[:, None] + tl.arange(0, H)[None, :]
+    return tl.load(tl.where(first < M, memory, own) + at)
 
 
 @triton.jit
@@ -139,9 +153,10 @@ def position_scores(
 
 @triton.jit
 def forward(
-    q, u, k_mem, k, val_mem, val, scores, oldest, newest, seed, N, T, K, M, out, lse,
+    q, u, k_mem, k, val_mem, val, scores, oldest, newest, slot, seed, B, N, T, K, M, out, lse,
     STRIDE: tl.constexpr, H: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
-    SQ: tl.constexpr, SK: tl.constexpr, STAGES: tl.constexpr, DROPPED: tl.constexpr,
+    SQ: tl.constexpr, SK: tl.constexpr, RING: tl.constexpr, STAGES: tl.constexpr,
+    DROPPED: tl.constexpr,
 ):  # fmt: skip
     """Computes ``out`` and ``lse`` of SQ queries of a row; grid: B * N * ceil(T/SQ).
 
@@ -157,6 +172,9 @@ def forward(
     query = tl.minimum(first + tl.arange(0, SQ), T - 1)
     q += b * T * STRIDE + head * H
     old, own = b * M * STRIDE + head * H, (b * (K - M) - M) * STRIDE + head * H
+    turn = 0
+    if RING:
+        old, turn = (head * B + b) * M * H, tl.load(slot)
     k_mem, val_mem, k, val = k_mem + old, val_mem + old, k + own, val + own
     scores += ((row.to(tl.int64) * T + query) * KP)[:, None]
     oldest, newest = oldest + b * T, newest + b * T
@@ -174,7 +192,7 @@ def forward(
         for t in tl.range(bounds[part], bounds[part + 1], num_stages=STAGES):
             key = t * SK + tl.arange(0, SK)
             by_position = tl.load(scores + key[None, :]).to(tl.float32)
-            tile_k = rows_of(tl.where(t * SK < M, k_mem, k), key, K, STRIDE, H)
+            tile_k = keys_of(k_mem, k, t * SK, key, turn, M, K, STRIDE, H, RING)
             s = tl.dot(tile_q, tl.trans(tile_k), by_position, input_precision=PRECISION)
             if part != 1:
                 s = tl.where((key[None, :] >= low) & (key[None, :] <= high), s, UNSEEN)
@@ -185,7 +203,7 @@ def forward(
             total = total * before + tl.sum(weights, 1)
             if DROPPED:
                 weights = tl.where(kept(line, t * SK, SK, DROPPED), weights, 0.0)
-            tile_val = rows_of(tl.where(t * SK < M, val_mem, val), key, K, STRIDE, H)
+            tile_val = keys_of(val_mem, val, t * SK, key, turn, M, K, STRIDE, H, RING)
             gathered = gathered * before[:, None]
             weights = weights.to(tile_val.dtype)
             gathered = tl.dot(weights, tile_val, gathered, input_precision=PRECISION)
