@@ -1,12 +1,17 @@
-"""Rows of a table have the gradient of plain indexing, by a product of one-hot rows on a GPU."""
+"""Rows of a table have the gradient of plain indexing, by a product or by sums of runs on a GPU."""
+
+import re
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
+from txl_jax.config import MeshConfig, TransformerXLConfig
 from txl_jax.model import lookup
+from txl_jax.parallel.shardings import ROWS, make_mesh, shard_words
 
 
 @pytest.fixture
@@ -22,16 +27,22 @@ def rows_and_gradients(table, index, dtype, weights):
     return rows(table), jax.grad(total)(table), change
 
 
+PRODUCT = "dot_general"
+"""What the gradient of a small table computes, and that of a large one does not."""
+
+
+@pytest.mark.parametrize("product", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", [(2, 7), (5,), (1, 1)])
-def test_values_and_derivatives_are_those_of_indexing(on_gpu, monkeypatch, dtype, shape):
+@pytest.mark.parametrize("shape", [(2, 7), (5,), (1, 1), (3, 40)])
+def test_values_and_derivatives_are_those_of_indexing(on_gpu, monkeypatch, dtype, shape, product):
     rng = np.random.default_rng(0)
     table, index = rng.standard_normal((6, 3), np.float32), rng.integers(0, 6, shape, np.int32)
     weights = rng.standard_normal((*shape, 3), np.float32)
+    monkeypatch.setattr(lookup, "_MOST", 2**25 if product else 0)
     got = rows_and_gradients(table, index, dtype, weights)
-    assert "dot_general" in str(
-        jax.make_jaxpr(rows_and_gradients, (2,))(table, index, dtype, weights)
-    )
+    again = lambda *given: rows_and_gradients(*given, dtype, weights)  # not the same: JAX keeps it
+    traced = jax.make_jaxpr(again)(table, index)
+    assert (PRODUCT in str(traced)) == product
     monkeypatch.setattr(lookup, "platform_of", lambda mesh: "cpu")
     want = rows_and_gradients(table, index, dtype, weights)
     np.testing.assert_array_equal(got[0], want[0])
@@ -39,12 +50,34 @@ def test_values_and_derivatives_are_those_of_indexing(on_gpu, monkeypatch, dtype
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_a_large_table_is_indexed_as_elsewhere(on_gpu):
+def test_the_gradient_of_a_large_table_is_no_product(on_gpu):
     index = jnp.zeros(2**10, jnp.int32)
     for words, product in ((2**15, True), (2**15 + 1, False)):
         shape = jax.ShapeDtypeStruct((words, 1), jnp.float32)
         total = lambda table: lookup.table_rows(table, index, "float32", None).sum()
-        assert ("dot_general" in str(jax.make_jaxpr(jax.grad(total))(shape))) == product
+        assert (PRODUCT in str(jax.make_jaxpr(jax.grad(total))(shape))) == product
+
+
+@pytest.mark.parametrize("shape", [{"data": 2, "fsdp": 2, "tensor": 2}, {"data": 8}])
+def test_devices_add_their_own_rows_and_exchange_the_sums_once(on_gpu, monkeypatch, shape):
+    monkeypatch.setattr(lookup, "_MOST", 0)
+    mesh = make_mesh(MeshConfig(**{"data": 1, **shape}), TransformerXLConfig(vocab_size=12), 8)
+    rng = np.random.default_rng(0)
+    table, index = rng.standard_normal((12, 3), np.float32), rng.integers(0, 12, (8, 5), np.int32)
+    weights = rng.standard_normal((8, 5, 3), np.float32)
+    place = lambda x, *axes: jax.device_put(x, NamedSharding(mesh, PartitionSpec(*axes)))
+
+    def gradient(table, index, weights, mesh):
+        shown = lambda table: lookup.table_rows(shard_words(table, mesh), index, "float32", mesh)
+        return jax.grad(lambda table: jnp.sum(shown(table) * weights))(table)
+
+    want = gradient(table, index, weights, None)
+    run = jax.jit(gradient, static_argnums=3)
+    given = place(table), place(index, ROWS), place(weights, ROWS), mesh
+    np.testing.assert_allclose(run(*given), want, rtol=1e-5, atol=1e-6)
+    text = run.lower(*given).compile().as_text()
+    assert len(re.findall(r" all-reduce(-start)?\(", text)) == 1
+    assert "all-gather" not in text.replace("all-gather-", "") or "tensor" in shape
 
 
 def test_any_number_of_rows_is_indexed_as_elsewhere(on_gpu):

@@ -222,7 +222,7 @@ class Shardings:
     @property
     def row_devices(self) -> int:
         """The number of devices that rows are sharded over."""
-        return self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        return row_devices(self.mesh)
 
     def replicated(self) -> NamedSharding:
         """Returns the sharding with a full copy on every device."""
@@ -315,6 +315,11 @@ def varies(x: Any) -> bool:
 def shard_rows(x: jax.Array, mesh: Mesh | None) -> jax.Array:
     """Shards the rows of [B,...] over the devices, and no other axis."""
     return _constrained(x, mesh, ROWS)
+
+
+def row_devices(mesh: Mesh | None) -> int:
+    """Returns the number of devices that rows are sharded over; 1 without a mesh."""
+    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROWS)
 
 
 def shard_words(x: jax.Array, mesh: Mesh | None) -> jax.Array:

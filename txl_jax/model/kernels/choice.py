@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import math
 from types import ModuleType
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.model.masks import AttentionMask, BothWaysMask
 from txl_jax.model.positions import Positions
 from txl_jax.parallel.platforms import compute_capability, platform_of, tpu_generation
-from txl_jax.parallel.shardings import ROWS, varies
+from txl_jax.parallel.shardings import ROWS, row_devices, varies
 
 IMPLEMENTATIONS = ("auto", "reference", "xla", "cudnn", "triton", "pallas_tpu")
 FUSED = {"cudnn": "gpu", "triton": "gpu", "pallas_tpu": "tpu"}
@@ -112,7 +111,7 @@ def _best(x: AttentionInputs, mesh: Mesh | None) -> Choice:
     if varies(x.q):
         return Choice("xla", _NOT_IN_SHARD_MAP, falls_back=True)
     if not _rows_divide(x, mesh):
-        unequal = f"{best} needs rows that the devices divide, not {rows} on {_row_devices(mesh)}"
+        unequal = f"{best} needs rows that the devices divide, not {rows} on {row_devices(mesh)}"
         return Choice("xla", unequal, falls_back=True)
     if refused := _unsupported(best, x):
         return Choice("xla", f"{best} cannot run: {refused}", falls_back=True)
@@ -129,13 +128,9 @@ def _unsupported(implementation: str, x: AttentionInputs) -> str | None:
     return _module(implementation).supports(x)
 
 
-def _row_devices(mesh: Mesh | None) -> int:
-    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROWS)
-
-
 def _rows_divide(x: AttentionInputs, mesh: Mesh | None) -> bool:
     """Tells whether all devices have equally many rows."""
-    return x.q.shape[1] % _row_devices(mesh) == 0
+    return x.q.shape[1] % row_devices(mesh) == 0
 
 
 _failures: dict[str, str] = {}
