@@ -40,9 +40,8 @@ def test_values_and_derivatives_are_those_of_indexing(on_gpu, monkeypatch, dtype
     weights = rng.standard_normal((*shape, 3), np.float32)
     monkeypatch.setattr(lookup, "_MOST", 2**25 if product else 0)
     got = rows_and_gradients(table, index, dtype, weights)
-    # A new function: JAX would keep what it traced for another parameter of this test.
-    again = lambda table: rows_and_gradients(table, index, dtype, weights)
-    traced = jax.make_jaxpr(again)(table)
+    run = lambda table: rows_and_gradients(table, index, dtype, weights)
+    traced = jax.make_jaxpr(run)(table)
     assert (PRODUCT in str(traced)) == product
     monkeypatch.setattr(lookup, "platform_of", lambda mesh: "cpu")
     want = rows_and_gradients(table, index, dtype, weights)

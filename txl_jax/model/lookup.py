@@ -29,7 +29,11 @@ def table_rows(
     symbolic = not isinstance(math.prod(index.shape), int)  # exported for any number of rows
     if platform_of(mesh) != "gpu" or symbolic or len(index) % row_devices(mesh):
         return table[index].astype(dtype)
-    rows = lambda index, table: _rows((jnp.dtype(dtype), len(table)), (table,), (index,))
+
+    def rows(index, table):
+        product = len(table) * index.size <= _MOST
+        return _rows((jnp.dtype(dtype), len(table), product), (table,), (index,))
+
     return sharded_over_rows(rows, mesh, n_rows=1)(index, table)
 
 
@@ -43,8 +47,9 @@ def _tangent(static, index, tangents):
 
 
 def _gradient(static, index, gradient):
-    words, (index, rows) = static[1], (index.reshape(-1), gradient.reshape(-1, gradient.shape[-1]))
-    if words * len(index) > _MOST:
+    (_, words, product), index = static, jnp.asarray(index).reshape(-1)
+    rows = gradient.reshape(-1, gradient.shape[-1])
+    if not product:
         return (_sums(words, index, rows.astype(jnp.float32)),)
     one_hot = index[:, None] == jnp.arange(words)
     options = {"precision": "highest", "preferred_element_type": jnp.float32}
