@@ -26,6 +26,10 @@ _PRODUCTS = frozenset(("dot", "convolution"))
 _NO_KERNEL = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound")  # on a TPU
 
 
+WAIT = "wait"
+"""The kind of the place where a program waits for the collective of the same name."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     """A kernel that a program runs ``times`` times; ``read``, ``written`` and ``flops`` are of one.
@@ -33,7 +37,8 @@ class Kernel:
     ``kind`` is ``elementwise``, ``product``, ``library`` (another custom call), or the collective.
     ``source`` is the place in the model, from the name of the operation. ``results`` are the shapes
     of the results; ``target`` and ``config`` are the name and the text of a library call.
-    ``cycles`` is what the compiler for TPUs expects; 0 if it does not say.
+    ``cycles`` is what the compiler for TPUs expects; 0 if it does not say. ``sent`` are the bytes
+    that a device of many sends in a ring.
     """
 
     name: str
@@ -47,6 +52,7 @@ class Kernel:
     config: str = ""
     cycles: float = 0
     target: str = ""
+    sent: int = 0
 
     @property
     def moved(self) -> int:
@@ -91,6 +97,11 @@ _Computation = dict[str, _Instruction]
 
 def kernels(text: str) -> list[Kernel]:
     """Returns the kernels of a program, from its text ``compiled.as_text()``, in their order."""
+    return [k for k in schedule(text) if k.kind != WAIT]
+
+
+def schedule(text: str) -> list[Kernel]:
+    """Returns the kernels of a program, and where it waits for a collective: a :data:`WAIT`."""
     computations, entry = _computations(text)
     return list(_run(computations, entry, 1))
 
@@ -100,7 +111,7 @@ def iterations(text: str) -> list[list[Kernel]]:
     computations, entry = _computations(text)
     loops = (x for x in computations[entry].values() if x.opcode == "while")
     bodies = (re.findall(r"body=%?([\w.\-]+)", x.rest)[0] for x in loops)
-    return [list(_run(computations, body, 1)) for body in bodies]
+    return [[k for k in _run(computations, body, 1) if k.kind != WAIT] for body in bodies]
 
 
 def _run(computations: dict[str, _Computation], name: str, times: int) -> Iterator[Kernel]:
@@ -117,6 +128,10 @@ def _run(computations: dict[str, _Computation], name: str, times: int) -> Iterat
                 r"(?:true_computation|false_computation)=%?([\w.\-]+)", x.rest
             ):
                 yield from _run(computations, branch, times)
+        elif x.opcode.endswith("-done"):
+            started = computation.get(x.operands[0])
+            if started and started.opcode.removesuffix("-start") in KINDS:
+                yield Kernel(started.name, WAIT, "", times, 0, 0)
         elif not _is_free(computations, x):
             yield _kernel(computations, computation, x, times)
 
@@ -136,10 +151,12 @@ def _kernel(
     computations: dict[str, _Computation], here: _Computation, x: _Instruction, times: int
 ) -> Kernel:
     operands = [here[name] for name in x.operands if name in here]
-    kind, flops = "elementwise", 0
+    kind, flops, sent = "elementwise", 0, 0
     read, written = sum(y.size for y in operands), x.size
     if x.opcode.removesuffix("-start") in KINDS:
         kind, written = x.opcode.removesuffix("-start"), 0
+        result = x.size - read if x.opcode.endswith("-start") else x.size
+        sent = {"all-reduce": 2 * read, "all-gather": result}.get(kind, read)
     elif x.opcode == "fusion" and (started := _started(computations[x.called()])):
         kind, written = started, 0
     elif x.opcode == "fusion":
@@ -163,7 +180,7 @@ def _kernel(
     target = re.search(r'custom_call_target="([^"]*)"', x.rest)
     number, found = (int(cycles[1]) if cycles else 0), (target[1] if target else "")
     counted = read, written, flops, shapes
-    return Kernel(*about, *counted, config[1] if config else "", number, found)
+    return Kernel(*about, *counted, config[1] if config else "", number, found, sent)
 
 
 def _started(inner: _Computation) -> str | None:

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from benchmarks import measured_step, predicted_steps
+from benchmarks import measured_step, predicted_steps, program_kernels
 from benchmarks.program_kernels import Kernel, iterations, kernels
 from txl_jax.planning.run_programs import Flops
 
@@ -258,13 +258,13 @@ def test_tiles_cover_what_the_queries_see_and_only_the_last_ones_cross_the_edge(
 def test_a_kernel_takes_its_slowest_part_and_an_update_their_sum():
     copy = Kernel("copy", "elementwise", "attention", 2, 3 * 10**9, 15 * 10**6)
     product = Kernel("dot", "product", "attention", 1, 0, 0, flops=10**12)
-    reduced = Kernel("sum", "all-reduce", "optimizer and rest", 1, 450 * 10**6, 0)
+    reduced = Kernel("sum", "all-reduce", "rest", 1, 450 * 10**6, 0, sent=900 * 10**6)
     fused = {"fwd": predicted_steps.Attention("forward", 1e9, 1.0)}
     attention = Kernel("fwd", "library", "attention", 1, 0, 0)
     took = lambda k: predicted_steps.took(k, fused, "h100")
     assert took(copy) == pytest.approx(1.8e-3)  # 0.5 of 3,350 GB/s
     assert took(product) == pytest.approx(1 / (0.75 * 989))
-    assert took(reduced) == pytest.approx(2e-3)  # sent twice over 450 GB/s
+    assert took(reduced) == pytest.approx(2e-3)  # over 450 GB/s
     assert took(attention) == pytest.approx(1 / (0.8 * 1.98 * 132))
     lines = list(
         predicted_steps.report(
@@ -272,8 +272,53 @@ def test_a_kernel_takes_its_slowest_part_and_an_update_their_sum():
         )
     )
     whole = 2 * took(copy) + took(product) + took(reduced) + took(attention)
+    assert lines[-2].startswith("| update, exchange shown")
     assert lines[-2].endswith(f" {1e3 * whole:.1f} |")
     assert lines[-1].startswith(f"| update, measured: {1e12 / 0.01 / 989e12:.1%} of the peak")
+
+
+COLLECTIVES = textwrap.dedent("""\
+    HloModule jit_f
+
+    %add (a: f32[], b: f32[]) -> f32[] {
+      %a = f32[] parameter(0)
+      %b = f32[] parameter(1)
+      ROOT %sum = f32[] add(%a, %b)
+    }
+
+    ENTRY %main (x: f32[1000,1000], part: f32[125,1000]) -> f32[] {
+      %x = f32[1000,1000]{1,0} parameter(0)
+      %part = f32[125,1000]{1,0} parameter(1)
+      %all-reduce-start = f32[1000,1000]{1,0} all-reduce-start(%x), to_apply=%add
+      %all-gather-start = (f32[125,1000]{1,0}, f32[1000,1000]{1,0}) all-gather-start(%part), dimensions={0}
+      %copy.1 = f32[1000,1000]{1,0} copy(%x)
+      %all-reduce-done = f32[1000,1000]{1,0} all-reduce-done(%all-reduce-start)
+      %copy.2 = f32[1000,1000]{1,0} copy(%all-reduce-done)
+      %all-gather-done = f32[1000,1000]{1,0} all-gather-done(%all-gather-start)
+      ROOT %all-reduce.2 = f32[1000,1000]{1,0} all-reduce(%copy.2), to_apply=%add
+    }
+    """)
+
+
+def test_collectives_run_beside_the_kernels_between_their_start_and_where_they_are_awaited():
+    schedule = program_kernels.schedule(COLLECTIVES)
+    assert [(k.name, k.kind, k.sent) for k in schedule] == [
+        ("all-reduce-start", "all-reduce", 8_000_000),
+        ("all-gather-start", "all-gather", 4_000_000),
+        ("copy.1", "elementwise", 0),
+        ("all-reduce-start", program_kernels.WAIT, 0),
+        ("copy.2", "elementwise", 0),
+        ("all-gather-start", program_kernels.WAIT, 0),
+        ("all-reduce.2", "all-reduce", 8_000_000),
+    ]
+    assert kernels(COLLECTIVES) == [k for k in schedule if k.kind != program_kernels.WAIT]
+    reduce, gather, copy = 8e6 / 450e9, 4e6 / 450e9, 8e6 / (0.5 * 3350e9)
+    assert copy < gather  # so that the program waits
+    found = predicted_steps.scheduled(schedule, {}, "h100")
+    assert found == pytest.approx(max(reduce + copy, reduce + gather) + reduce)
+    beside = [k for k in schedule if k.kind == "elementwise"] * 9
+    found = predicted_steps.scheduled([schedule[0], *beside, schedule[3]], {}, "h100")
+    assert found == pytest.approx(18 * copy)
 
 
 def test_measured_launches_are_summed_by_part_whatever_separates_their_numbers():
