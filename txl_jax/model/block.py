@@ -16,7 +16,7 @@ from txl_jax.model.derivatives import with_derivatives
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
-from txl_jax.model.products import add_bias, product
+from txl_jax.model.products import product
 from txl_jax.model.ring import KeysValues, Ring
 from txl_jax.model.unprojected import States
 from txl_jax.parallel.platforms import platform_of
@@ -113,7 +113,8 @@ class Dense(nn.Module):
         init, shape = initializers.normal(self.cfg.init_std), (x.shape[-1], self.features)
         kernel = self.param("kernel", init, shape)
         bias = self.param("bias", self.bias_init, shape[1:])
-        return add_bias(product(x, kernel.astype(x.dtype), self.mesh), bias, self.mesh)
+        product_of_rows = product(x, kernel.astype(x.dtype), self.mesh)
+        return wide_products.add_bias(product_of_rows, bias, platform_of(self.mesh))
 
 
 class FeedForward(nn.Module):

@@ -29,13 +29,6 @@ def product(x: jax.Array, matrix: jax.Array, mesh: Mesh | None) -> jax.Array:
     return _aligned(jnp.matmul, jnp.concatenate([x, x]), matrix, mesh)[:1]
 
 
-def add_bias(x: jax.Array, bias: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """Returns rows x [S,E] plus a bias [E], in the dtype of x."""
-    if wide_products.are_fast(platform_of(mesh), x):
-        return wide_products.add_bias(x, bias)
-    return x + bias.astype(x.dtype)
-
-
 def product_apart(x: jax.Array, matrix: jax.Array, mesh: Mesh | None) -> jax.Array:
     """Returns the :func:`product` of more than one row, which XLA computes by itself.
 

@@ -58,10 +58,8 @@ def _plus(q: jax.Array, bias: jax.Array | None, platform: str) -> jax.Array:
     """Returns queries [N,B,T,H] plus u or v [N,H]."""
     if bias is None:
         return q
-    if wide_products.are_fast(platform, q):
-        rows = q.reshape(len(q), -1, q.shape[-1])
-        return wide_products.add_bias(rows, bias).reshape(q.shape)
-    return q + bias[:, None, None, :]
+    rows = q.reshape(len(q), -1, q.shape[-1])
+    return wide_products.add_bias(rows, bias, platform).reshape(q.shape)
 
 
 def weighted_sum(weights: jax.Array, values: jax.Array, platform: str = "") -> jax.Array:

@@ -35,11 +35,6 @@ def apply_to(platform: str, x: jax.Array, y: jax.Array) -> bool:
     return cpu_has_bfloat16() or _reads_rows(x, y)
 
 
-def are_fast(platform: str, x: jax.Array) -> bool:
-    """Tells whether x is bfloat16 and the processor has units for products of bfloat16."""
-    return platform == "cpu" and x.dtype == jnp.bfloat16 and cpu_has_bfloat16()
-
-
 @contextlib.contextmanager
 def reading_rows() -> Iterator[None]:
     """Makes products of a single row, in a loop on a CPU, read the other factor at full speed.
@@ -181,12 +176,15 @@ def _gradient(static, saved, gradient):
 _product = with_derivatives(_forward, _tangent, _gradient)
 
 
-def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
-    """Returns x [...,S,E] plus a bias [...,E]. The gradient of the bias is a product with ones.
+def add_bias(x: jax.Array, bias: jax.Array, platform: str = "") -> jax.Array:
+    """Returns x [...,S,E] plus a bias [...,E], in the dtype of x, on any platform.
 
-    Inside an update, XLA adds rows of bfloat16 gradients by slow kernels (measured, RESULTS.md).
+    Inside an update, XLA adds rows of bfloat16 gradients on a CPU by slow kernels (measured,
+    RESULTS.md). With units for bfloat16, the gradient of the bias is a product with ones instead.
     """
-    return _plus_bias(None, (x, bias), ())
+    if platform == "cpu" and x.dtype == jnp.bfloat16 and cpu_has_bfloat16():
+        return _plus_bias(None, (x, bias), ())
+    return _sum_of((x, bias))
 
 
 def _bias_gradient(_, bias, gradient):
