@@ -154,12 +154,15 @@ def scoring(c: TransformerXLConfig, p: ProtocolConfig, params: Any, segments: in
 
 
 def random_params(c: TransformerXLConfig) -> Any:
-    """Draws small random parameters with the shapes of the model."""
+    """Draws small random parameters with the shapes of the model.
+
+    There is a program for each shape: one for all takes XLA minutes on a GPU.
+    """
     shapes, treedef = jax.tree.flatten(param_shapes(c))
     keys = jax.random.split(jax.random.key(0), len(shapes))
-    normal = lambda key, x: 0.02 * jax.random.normal(key, x.shape)
-    draw = lambda keys: list(map(normal, keys, shapes))
-    return jax.tree.unflatten(treedef, jax.jit(draw)(keys))
+    draw = jax.jit(lambda key, shape: 0.02 * jax.random.normal(key, shape), static_argnums=1)
+    drawn = [draw(key, x.shape) for key, x in zip(keys, shapes, strict=True)]
+    return jax.tree.unflatten(treedef, drawn)
 
 
 def random_tokens(count: int, vocab_size: int | None) -> np.ndarray:
