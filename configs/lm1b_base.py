@@ -10,8 +10,8 @@ Without data.path the text is downloaded; else data.path is the archive or its u
 Score: test perplexity 23.5 (*paper*), here *not run*. Evaluation: test, 64 streams, segments of 32,
 memory 128, window, no clamp.
 
-Hardware: several accelerators. Arithmetic gives 7.9e18 operations, 22 hours at a sustained 100
-TFLOP/s (*not run*).
+Hardware: several accelerators. On one H100 in bfloat16 an update of 56 of the 224 streams takes 29
+ms (*measured*), so all 500,000 with train.micro_batches=4 16 hours (*arithmetic*).
 
 Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
 float32, as the authors had.

@@ -9,8 +9,8 @@ Score: test perplexity 24.0 in table 1 and 23.09 at attention length 640 in tabl
 *not run*. Evaluation: test, 10 streams, segments of 64, memory 640, window, distances clamped at
 400.
 
-Hardware: the authors used four GPUs. Arithmetic gives 1.8e18 operations, 5 hours at a sustained 100
-TFLOP/s (*not run*).
+Hardware: the authors used four GPUs. On one H100 in bfloat16 an update takes 41 ms (*measured*), so
+all 200,000 2.3 hours (*arithmetic*).
 Of eight devices, a batch of 60 uses six (four TPU chips); a train.batch_size of 56 or 64 uses all.
 
 Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else

@@ -9,8 +9,8 @@ Score: test perplexity 18.3 (*paper*), here *not run*. Evaluation: test, 10 stre
 128, memory 1,600, window, distances clamped at 1,000.
 
 Hardware: a TPU pod slice or several hosts; 4,000,000 updates is the most that the authors' script
-allows. Arithmetic gives 4.1e20 operations for all of them, 48 days at a sustained 100 TFLOP/s (*not
-run*). nvidia_wt103_large.py needs a fortieth of these tokens. The train step fits a TPU v5e-16:
+allows. On one H100 in bfloat16 an update of 16 of the 128 streams takes 50 ms (*measured*), so all
+of them 19 days (*arithmetic*). nvidia_wt103_large.py needs a fortieth of these tokens. The train step fits a TPU v5e-16:
 11.08 of 15.75 GiB a chip with fused attention, 13.29 without (*compiled* ahead of time,
 RESULTS.md).
 
