@@ -32,6 +32,7 @@ PARTLY, ALL, SECOND = "memory empty or partly so", "everything", "every second q
 WHOLE, WHOLE_WINDOW = "memory of whole tiles", "memory of whole tiles, window"
 BOTH, BOTH_ALL = "both directions", "both directions, window and memory"
 LONGER = "window of more than a tile"
+RING, RING_64 = "memory in a ring", "memory in a ring, heads of 64"
 SCORES, QUERIES = "position_scores", "gradient_of_queries"
 KEYS, DISTANCES = "gradient_of_keys", "gradient_of_distances"
 BUGS = {
@@ -57,9 +58,15 @@ BUGS = {
     "positions too late": Bug(SCORES, "range(tl.min(low)", "range(tl.min(low) + 1", TF),
     "values of another row": Bug("forward", "(b * (K - M) - M)", "(0 * (K - M) - M)", PLAIN),
     "memory of another row": Bug("forward", "= b * M * STRIDE", "= 0 * M * STRIDE", WHOLE),
-    "values of memory for its keys": Bug("forward", "SK < M, k_mem", "SK < M, val_mem", WHOLE),
+    "values of memory for its keys": Bug("forward", "keys_of(k_mem", "keys_of(val_mem", WHOLE),
     "keys of memory for its values":
-        Bug("forward", "SK < M, val_mem", "SK < M, k_mem", WHOLE_WINDOW),
+        Bug("forward", "keys_of(val_mem", "keys_of(k_mem", WHOLE_WINDOW),
+    "keys of a neighbour": Bug("keys_of", "* step)", "* H)", FULL),
+    "memory for the segment": Bug("keys_of", "M, memory, own)", "K, memory, own)", WHOLE),
+    "ring of another head": Bug("forward", "head * B + b", "b", RING),
+    "ring not turned": Bug("forward", "tl.load(slot)", "0", RING),
+    "ring turned the other way": Bug("keys_of", "key + turn, key", "key - turn, key", RING),
+    "segment turned like a ring": Bug("keys_of", "slot, row)", "slot, slot)", RING_64),
     "sees the next key": Bug("forward", "<= high)", "<= high + 1)", BOTH),
     "sees one key less": Bug("forward", "key[None, :] >= low", "key[None, :] > low", WINDOW),
     "sum not rescaled": Bug("forward", "total * before", "total", "window and long segment"),
