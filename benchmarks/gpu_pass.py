@@ -60,9 +60,9 @@ def commands(original: str | None) -> Iterator[Command]:
         yield from attention(short, dtype)
     for short in DTYPES:
         for recipe in ("enwik8_24l", "wt103_large"):
-            words = ["benchmarks.eval_speed", f"--size={recipe}", of_dtype(short)]
+            words = ["benchmarks.eval_speed", f"--size={recipe}", of_dtype(short), "--trace"]
             yield f"eval_{recipe}_{short}", words, 200
-        words = ["benchmarks.generate_speed", "--size=enwik8_24l", of_dtype(short)]
+        words = ["benchmarks.generate_speed", "--size=enwik8_24l", of_dtype(short), "--trace"]
         yield f"generate_{short}", words, 200
     table9 = ["benchmarks.table9", "--size=enwik8_24l", of_dtype("bf16"), "--rounds=5"]
     yield "table9", table9, 300
@@ -132,7 +132,7 @@ def small(words: list[str]) -> list[str]:
         flags += [("--lengths", "32"), ("--heads", "2"), ("--d-head", "16")]
     if words[0] == "benchmarks.table9":
         flags.append(("--lengths", "32,64"))
-    return [words[0], *(f"{flag}={value}" for flag, value in flags)]
+    return [words[0], *(f"{flag}={value}" if value else flag for flag, value in flags)]
 
 
 def environment(command: list[str], smoke: bool = False) -> dict[str, str]:
