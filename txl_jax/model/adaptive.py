@@ -26,7 +26,7 @@ from txl_jax.config import TransformerXLConfig
 from txl_jax.model import initializers
 from txl_jax.model import mixture as mixture_lib
 from txl_jax.model.block import dropout
-from txl_jax.model.cross_entropy import cross_entropy, full_einsum
+from txl_jax.model.cross_entropy import cross_entropy, full_einsum, searchsorted
 from txl_jax.model.kernels.choice import platform_of
 from txl_jax.model.lookup import table_rows
 from txl_jax.model.mixture import Table
@@ -250,11 +250,11 @@ def _cluster_nll(
     if len(clusters) == 1:
         return score(head, *tables[0], targets)
     starts = jnp.array([p.start for p in clusters])
-    cluster = jnp.searchsorted(starts, targets, side="right") - 1
+    cluster = searchsorted(starts, targets, side="right") - 1
     in_head = jnp.where(cluster == 0, targets, clusters[0].size + cluster - 1)
     nll = score(head, *tables[0], in_head)
     sorted_rows = jnp.argsort(cluster, stable=True)
-    first = jnp.searchsorted(cluster[sorted_rows], jnp.arange(len(clusters) + 1))
+    first = searchsorted(cluster[sorted_rows], jnp.arange(len(clusters) + 1))
     for i, p in enumerate(clusters[1:], start=1):
         members = jnp.roll(sorted_rows, -first[i]), first[i + 1] - first[i]
         inside, x = jnp.clip(targets - p.start, 0, p.size - 1), _inner(h, projections[i], platform)

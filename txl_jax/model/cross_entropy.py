@@ -39,6 +39,8 @@ _UNIQUE: dict[str, Any] = {"unique_indices": True}
 """Each row is added to once, so that a GPU needs no atomic additions."""
 
 full_einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+searchsorted = functools.partial(jnp.searchsorted, method="compare_all")
+"""Compares with all; JAX's own choice is a loop, of dozens of kernels on a GPU."""
 
 
 def cross_entropy(
@@ -181,8 +183,10 @@ def _over_blocks(add: Callable[..., T], totals: T, sizes, rows: jax.Array, count
             return lambda totals: add(rows[:part], jnp.arange(part) < left, totals, True)
 
         branches = [lambda totals: totals, *map(add_first, parts)]
-        chosen = jnp.searchsorted(jnp.array([0, *parts]), left)
+        chosen = searchsorted(jnp.array([0, *parts]), left)
         totals = jax.lax.switch(chosen, branches, totals)
+    if block >= len(rows):
+        return totals
 
     def add_block(k, totals):
         at = jax.lax.dynamic_slice_in_dim(rows, left + k * block, block)
