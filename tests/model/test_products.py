@@ -3,12 +3,15 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_models as tiny
 from jax.sharding import SingleDeviceSharding
 
 from benchmarks import program_kernels
 from txl_jax.model import products
+from txl_jax.model.block import FeedForward
 from txl_jax.parallel.shardings import AXES
 
 
@@ -38,6 +41,32 @@ def test_sides_are_padded_to_16_bytes_on_a_gpu_and_nothing_else_changes(on_gpu, 
     assert not re.search(r"f32\[3,7\] = dot_general", text)
     run = lambda of: jax.value_and_grad(lambda x, m: (of(x, m) ** 2).sum(), (0, 1))(x, matrix)
     found, expected = run(lambda x, m: of(x, m, None)), run(lambda x, m: x @ m)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # float32
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("mask", ["independent", "locked"])
+def test_the_inner_states_of_a_feed_forward_layer_stay_padded(monkeypatch, activation, mask):
+    """With the dropout and the gradients of states that are not."""
+    sizes = {"d_model": 10, "n_head": 2, "d_head": 5, "d_inner": 13}
+    cfg = tiny.config(**sizes, dropout=0.3, activation=activation, dropout_mask=mask)
+    layer, h = FeedForward(cfg), jax.random.normal(jax.random.key(0), (2, 3, 10))
+    variables = layer.init(jax.random.key(1), h)
+    rngs = {"dropout": jax.random.key(2)}
+
+    def run():
+        out = lambda *given: jnp.asarray(layer.apply(*given, True, rngs=rngs))
+        loss = lambda variables, h: (out(variables, h) ** 2).sum()
+        of = lambda *given: jax.value_and_grad(loss, (0, 1))(*given)
+        return str(jax.make_jaxpr(of)(variables, h)), of(variables, h)
+
+    plain, expected = run()
+    monkeypatch.setattr(products, "platform_of", lambda mesh: "gpu")
+    text, found = run()
+    assert "f32[6,16]" in text
+    assert "f32[6,13]" not in text
+    assert "f32[6,13]" in plain
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # float32
 

@@ -91,30 +91,31 @@ _layer_norm = with_derivatives(_norm_forward, _norm_tangent, _norm_gradient)
 """Saves only the states, in their own dtype, and two numbers of each for the gradient."""
 
 
-def dropout(cfg: TransformerXLConfig, rate: float) -> Dropout:
+def dropout(cfg: TransformerXLConfig, rate: float, width: int | None = None) -> Dropout:
     """Returns dropout for [B,T,...]; a ``locked`` mask is the same at all positions of a row."""
-    return Dropout(rate, shared=(1,) if cfg.dropout_mask == "locked" else ())
+    return Dropout(rate, (1,) if cfg.dropout_mask == "locked" else (), width)
 
 
 class Dense(nn.Module):
-    """The product of rows with a matrix, plus a bias.
+    """The product of rows with a matrix [D,E], plus a bias.
 
     Parameters: ``kernel`` [D,E], drawn from N(0, init_std), and ``bias`` [E].
     """
 
     cfg: TransformerXLConfig
-    features: int
+    shape: tuple[int, int]
     bias_init: nn.initializers.Initializer = initializers.zeros
     mesh: Mesh | None = None
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps rows [S,D] to [S,E]."""
-        init, shape = initializers.normal(self.cfg.init_std), (x.shape[-1], self.features)
-        kernel = self.param("kernel", init, shape)
-        bias = self.param("bias", self.bias_init, shape[1:])
-        product_of_rows = product(x, kernel.astype(x.dtype), self.mesh)
-        return wide_products.add_bias(product_of_rows, bias, platform_of(self.mesh))
+    def __call__(self, x: jax.Array, padded: bool = False) -> jax.Array:
+        """Maps rows [S,D] to [S,E]; for zeros behind them see :func:`~products.product`."""
+        kernel = self.param("kernel", initializers.normal(self.cfg.init_std), self.shape)
+        bias = self.param("bias", self.bias_init, self.shape[1:])
+        rows = product(x, kernel.astype(x.dtype), self.mesh, padded)
+        if rows.shape[1] > len(bias):
+            bias = jnp.pad(bias, (0, rows.shape[1] - len(bias)))
+        return wide_products.add_bias(rows, bias, platform_of(self.mesh))
 
 
 class FeedForward(nn.Module):
@@ -133,11 +134,12 @@ class FeedForward(nn.Module):
         """Maps states [B,T,D] to [B,T,D]."""
         c = self.cfg
         b, t, d = h.shape
-        inner = Dense(c, c.d_inner, mesh=self.mesh, name="inner")
-        x, drop = inner(h.reshape(-1, d)).reshape(b, t, -1), dropout(c, c.dropout)
+        inner = Dense(c, (d, c.d_inner), mesh=self.mesh, name="inner")
+        x = inner(h.reshape(-1, d), padded=True).reshape(b, t, -1)
+        drop = dropout(c, c.dropout, c.d_inner)
         x = drop.of_relu(x, train) if c.activation == "relu" else drop(nn.gelu(x), train)
         init = initializers.normal(c.init_std) if c.dropout_embedding else initializers.zeros
-        outer = Dense(c, c.d_model, init, self.mesh, name="outer")
+        outer = Dense(c, (c.d_inner, d), init, self.mesh, name="outer")
         x = outer(x.reshape(b * t, -1))
         return dropout(c, c.dropout)(x.reshape(b, t, d), train)
 

@@ -41,17 +41,19 @@ def mix(x: jax.Array) -> jax.Array:
 class Dropout(nn.Module):
     """Zeroes each activation with probability ``rate`` in [0, 1), else divides it by 1 - rate.
 
-    ``shared`` are the axes along which all entries share one mask.
+    ``shared`` are the axes along which all entries share one mask. The last axis may have more than
+    ``width`` entries, of which the others are padding: it does not change the mask.
     """
 
     rate: float
     shared: tuple[int, ...] = ()
+    width: int | None = None
 
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Applies dropout to ``x`` if ``train``, which needs the ``dropout`` rng."""
         if not train or self.rate == 0:
             return x
-        return _dropped((self.rate, self.shared), x, self._seed())
+        return _dropped((self.rate, self.shared, self.width), x, self._seed())
 
     def of_relu(self, x: jax.Array, train: bool) -> jax.Array:
         """Applies dropout to relu(x), with the same numbers and gradient bit for bit.
@@ -60,17 +62,18 @@ class Dropout(nn.Module):
         """
         if not train or self.rate == 0:
             return nn.relu(x)
-        return _dropped_relu((self.rate, self.shared), x, self._seed())
+        return _dropped_relu((self.rate, self.shared, self.width), x, self._seed())
 
     def _seed(self) -> jax.Array:
         return jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
 
 
-def _drop(static: tuple[float, tuple[int, ...]], x: jax.Array, seed: jax.Array) -> jax.Array:
+def _drop(static: tuple[float, tuple[int, ...], int | None], x: jax.Array, seed: jax.Array):
     """Applies dropout to an array, to its tangent or to its gradient, with the mask of a seed."""
-    rate, shared = static
+    rate, shared, width = static
     shape = [1 if axis in shared else n for axis, n in enumerate(x.shape)]
-    kept = mix(mix(_numbered(shape) + seed[0]) ^ seed[1]) >= jnp.uint32(threshold(rate))
+    number = _numbered(shape, width or shape[-1])
+    kept = mix(mix(number + seed[0]) ^ seed[1]) >= jnp.uint32(threshold(rate))
     return jnp.where(kept, x / (1.0 - rate), jnp.zeros_like(x))
 
 
@@ -99,14 +102,14 @@ def _relu_forward(static, x, seed):
 _dropped_relu = with_derivatives(_relu_forward, _of_kept, _of_kept)
 
 
-def _numbered(shape: list[int]) -> jax.Array:
-    """Returns the row-major index of each entry of an array of this shape: uint32."""
+def _numbered(shape: list[int], width: int) -> jax.Array:
+    """Returns the row-major index of each entry of an array of this shape and row width: uint32."""
     number, stride = jnp.zeros(shape, jnp.uint32), 1
     for axis in reversed(range(len(shape))):
         if shape[axis] > 1:
             place = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
             number = number + place * jnp.uint32(stride % 2**32)
-        stride *= shape[axis]
+        stride *= width if axis == len(shape) - 1 else shape[axis]
     return number
 
 

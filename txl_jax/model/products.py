@@ -14,8 +14,10 @@ from txl_jax.model.derivatives import with_derivatives
 from txl_jax.parallel.platforms import platform_of
 
 
-def product(x: jax.Array, matrix: jax.Array, mesh: Mesh | None) -> jax.Array:
+def product(x: jax.Array, matrix: jax.Array, mesh: Mesh | None, padded: bool = False) -> jax.Array:
     """Returns the product of rows x [S,D] with a matrix [D,E], [S,E].
+
+    If ``padded``, the rows of the result may end with zeros, and those of x always may.
 
     On a GPU a single row is computed as two equal ones. XLA for GPUs writes the products of a
     single row with each column to memory before it adds them, so it moves four times the matrix.
@@ -25,8 +27,8 @@ def product(x: jax.Array, matrix: jax.Array, mesh: Mesh | None) -> jax.Array:
     if platform != "gpu":
         return wide_products.matmul(x, matrix, platform)
     if x.shape[0] != 1:
-        return _aligned(jnp.matmul, x, matrix, mesh)
-    return _aligned(jnp.matmul, jnp.concatenate([x, x]), matrix, mesh)[:1]
+        return _aligned(jnp.matmul, x, matrix, mesh, padded)
+    return _aligned(jnp.matmul, jnp.concatenate([x, x]), matrix, mesh, padded)[:1]
 
 
 def product_apart(x: jax.Array, matrix: jax.Array, mesh: Mesh | None) -> jax.Array:
@@ -43,7 +45,9 @@ def share_matrices(mesh: Mesh | None) -> bool:
     return mesh is not None and mesh.shape["fsdp"] * mesh.shape["tensor"] > 1
 
 
-def _aligned(multiply: Callable, x: jax.Array, matrix: jax.Array, mesh: Mesh | None) -> jax.Array:
+def _aligned(
+    multiply: Callable, x: jax.Array, matrix: jax.Array, mesh: Mesh | None, padded: bool = False
+) -> jax.Array:
     """Computes a product whose sides are padded on a GPU, since others have slow kernels there.
 
     With 410 and 2,100 numbers in bfloat16, as wt103_base has them, an H100 took half of the update
@@ -55,7 +59,8 @@ def _aligned(multiply: Callable, x: jax.Array, matrix: jax.Array, mesh: Mesh | N
     if whole or platform_of(mesh) != "gpu" or share_matrices(mesh):
         return multiply(x, matrix)
     matrix = jnp.pad(matrix, [(0, -d % numbers), (0, -e % numbers)])
-    return multiply(jnp.pad(x, [(0, 0), (0, -d % numbers)]), matrix)[:, :e]
+    result = multiply(jnp.pad(x, [(0, 0), (0, len(matrix) - x.shape[1])]), matrix)
+    return result if padded else result[:, :e]
 
 
 def _product(_, inputs, __):
