@@ -337,7 +337,7 @@ def test_training_compiles_for_a_gpu_with_fused_attention(eight_gpus):
     assert train.compiler_flops is None
     assert train.memory.temp_size_in_bytes > 0
     assert train.collectives == ()
-    assert fused_calls(evaluate.calls) == 2 * layers  # of a cache in order
+    assert fused_calls(evaluate.calls) == 2 * layers  # which read the ring of a cache
 
 
 @pytest.mark.integration
