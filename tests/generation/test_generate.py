@@ -165,7 +165,7 @@ def test_how_a_prompt_is_cut_does_not_change_the_result(monkeypatch, mem_len):
 def test_pieces_do_not_change_what_is_sampled(monkeypatch):
     c = dataclasses.replace(SAMPLED, length=20)
     whole = made(prompts_of(4), c)
-    monkeypatch.setattr("txl_jax.generation.generate._PER_DISPATCH", 7)
+    monkeypatch.setattr("txl_jax.generation.generate.PER_DISPATCH", 7)
     np.testing.assert_array_equal(made(prompts_of(4), c), whole)
     longer = made(prompts_of(4), dataclasses.replace(c, length=33))
     np.testing.assert_array_equal(longer[:, :20], whole)
