@@ -319,6 +319,8 @@ def test_collectives_run_beside_the_kernels_between_their_start_and_where_they_a
     beside = [k for k in schedule if k.kind == "elementwise"] * 9
     found = predicted_steps.scheduled([schedule[0], *beside, schedule[3]], {}, "h100")
     assert found == pytest.approx(18 * copy)
+    found = predicted_steps.scheduled([schedule[0], schedule[3], beside[0]], {}, "h100")
+    assert found == pytest.approx(reduce + copy)  # awaited at once
 
 
 def test_measured_launches_are_summed_by_part_whatever_separates_their_numbers():
