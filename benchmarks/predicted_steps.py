@@ -186,7 +186,7 @@ def groups(kernels: Iterable[Kernel], fused: Mapping[str, Attention], kind: str)
 
 
 def scheduled(schedule: Iterable[Kernel], fused: Mapping[str, Attention], kind: str) -> float:
-    """Returns the seconds of an update whose collectives run one by one beside other kernels.
+    """Returns the seconds of an update in which collectives run beside other kernels, in turn.
 
     Each begins where the compiler started it, and the program waits for it where the compiler says.
     """

@@ -11,7 +11,7 @@ Score: test perplexity 23.5 (*paper*), here *not run*. Evaluation: test, 64 stre
 memory 128, window, no clamp.
 
 Hardware: several accelerators. On one H100 in bfloat16 an update of 56 of the 224 streams takes 29
-ms (*measured*), so all 500,000 with train.micro_batches=4 16 hours (*arithmetic*).
+ms (*measured*). With train.micro_batches=4 all 500,000 updates take 16 hours (*arithmetic*).
 
 Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
 float32, as the authors had.

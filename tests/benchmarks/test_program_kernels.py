@@ -173,7 +173,7 @@ def test_a_fusion_that_starts_a_collective_is_one_and_what_waits_for_it_is_no_ke
 
 
 def test_a_fused_sort_writes_its_keys_and_its_values():
-    """Its root has two results and is no tuple; seen in the gradient of embeddings on a GPU."""
+    """The root of such a fusion has two results, but it is not a tuple."""
     text = textwrap.dedent("""\
         HloModule jit_f
 

@@ -40,7 +40,7 @@ _UNIQUE: dict[str, Any] = {"unique_indices": True}
 
 full_einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 searchsorted = functools.partial(jnp.searchsorted, method="compare_all")
-"""Compares with all; JAX's own choice is a loop, of dozens of kernels on a GPU."""
+"""Compares with all entries: JAX's default is a loop, which is dozens of kernels on a GPU."""
 
 
 def cross_entropy(
