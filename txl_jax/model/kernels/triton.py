@@ -172,15 +172,15 @@ def _forward(f: Form, q, k, val, r, u, v, where):
 
 
 def _backward(f: Form, saved, dout):
-    if f.ring:  # keys and values are moved into their order
-        turned = functools.partial(_in_order, saved[6][2])
-        (k, val), back = jax.vjp(lambda *both: jax.tree.map(turned, both), saved[1][0], saved[2][0])
-        saved = (saved[0], (k, saved[1][1]), (val, saved[2][1]), *saved[3:])
-        found = _backward(dataclasses.replace(f, ring=False), saved, dout)
-        (dk, own_k), (dval, own_val) = found[1:3]
-        dk, dval = back((dk, dval))
-        return found[0], (dk, own_k), (dval, own_val), *found[3:]
-    q, k, val, r, u, v, (*where, _, seed), out, lse = saved
+    q, k, val, r, u, v, where, out, lse = saved
+    if f.ring:  # as without a ring; the gradients of memory then go back to their slots
+        order = functools.partial(_in_order, where[2])
+        (keys, values), back = jax.vjp(lambda *rings: tuple(map(order, rings)), k[0], val[0])
+        saved = q, (keys, k[1]), (values, val[1]), r, u, v, where, out, lse
+        dq, dk, dval, *rest = _backward(dataclasses.replace(f, ring=False), saved, dout)
+        dkeys, dvalues = back((dk[0], dval[0]))
+        return dq, (dkeys, dk[1]), (dvalues, dval[1]), *rest
+    *where, _, seed = where
     # Computed again, because a loop over layers would copy them into its arrays and back.
     scores = _position_scores(f, q, v, r, where)
     delta = jnp.sum(dout.astype(jnp.float32) * out.astype(jnp.float32), axis=-1).transpose(0, 2, 1)
