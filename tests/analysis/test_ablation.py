@@ -123,6 +123,7 @@ def test_the_training_length_is_one_of_those_evaluated_and_a_table_of_positions_
         assert rows[name]["values"][0] == pytest.approx(rows[name]["losses"][0] / math.log(2))
 
 
+@pytest.mark.integration
 def test_the_figures_are_in_a_csv_and_two_pictures(done):
     workdir, _ = done
     with open(workdir / "ablation.csv", newline="") as file:

@@ -71,6 +71,7 @@ def test_every_combination_and_seed_is_trained_once_in_a_folder_of_its_own(folde
     assert found.rows[0].settings == {"optimizer.learning_rate": 1e-3, "loss.ar": 0.0}
 
 
+@pytest.mark.integration
 def test_a_run_that_was_stopped_before_its_evaluation_is_finished(folder):
     first, again = fake_train(loss_of), fake_train(loss_of)
     sweep_mode.run(experiment(folder), str(folder / "s"), first)
@@ -79,6 +80,7 @@ def test_a_run_that_was_stopped_before_its_evaluation_is_finished(folder):
     assert list(found.failed) == [first.folders[3]]  # trained again, and its files are there
 
 
+@pytest.mark.integration
 def test_the_table_has_mean_spread_and_best_and_the_files_have_every_run(folder):
     found = sweep_mode.run(experiment(folder), str(folder / "s"), fake_train(loss_of))
     for row in found.rows:
@@ -170,6 +172,7 @@ def test_the_folder_of_a_run_is_refused(folder):
     assert [path.name for path in (folder / "run").iterdir()] == ["config.json"]
 
 
+@pytest.mark.integration
 def test_runs_with_other_settings_in_the_folder_are_refused(folder):
     sweep_mode.run(experiment(folder), str(folder / "s"), fake_train(loss_of))
     other, train = experiment(folder, **{"model.d_model": 32}), fake_train(loss_of)

@@ -156,6 +156,7 @@ def exported(tmp_path_factory):
     return model, folder, script(folder)
 
 
+@pytest.mark.integration
 def test_the_loss_is_that_of_the_model_for_rows_of_any_length(exported):
     model, _, run = exported
     cfg, params = model.model.cfg, run.parameters()
@@ -175,6 +176,7 @@ def test_the_loss_is_that_of_the_model_for_rows_of_any_length(exported):
     np.testing.assert_allclose(mems["hidden"], own.hidden, rtol=0, atol=1e-5)
 
 
+@pytest.mark.integration
 def test_steps_go_on_from_the_memory_and_the_readme_shows_how(exported, monkeypatch, capsys):
     model, folder, run = exported
     ids = tiny.tokens(model.model.cfg, 2, 12)

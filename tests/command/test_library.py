@@ -25,7 +25,6 @@ import pytest
 import tensorboardX  # noqa: F401  (what it imports adds filters for its own warnings)
 import tiny_runs
 from places import ROOT
-from tiers import rest_slow
 
 import txl_jax
 from txl_jax import modes, progress
@@ -86,6 +85,7 @@ def test_an_interrupted_generation_that_is_repeated_leaves_each_record_once(trai
     assert len(kept.read_text().splitlines()) == 6
 
 
+@pytest.mark.integration
 def test_an_evaluation_that_is_repeated_is_kept_once_and_another_one_too(trained, tmp_path):
     corpus, kept = corpus_from_config(trained.config.data), tmp_path / "evaluations.jsonl"
     counts, dtypes = [], []
@@ -105,6 +105,7 @@ def checkpointed(trained):
     return trained_model.with_settings(trained, trained.config)
 
 
+@pytest.mark.integration
 def test_scores_say_what_they_were_computed_in(trained, tmp_path, capsys):
     """A number of bfloat16 differs in the fourth digit, so it must not look like another's."""
     corpus, products = corpus_from_config(trained.config.data), "float32 on a CPU"
@@ -412,6 +413,7 @@ def test_a_run_is_described_by_a_file_a_dict_or_an_experiment(kind, tmp_path):
     assert exp.train.steps == 12, "the given settings are not changed"
 
 
+@pytest.mark.integration
 def test_training_runs_in_a_thread_and_restores_the_handlers(tmp_path):
     before, found = state_of_the_process(), []
     exp = tiny_runs.experiment(tmp_path, **SMALL)
@@ -424,7 +426,13 @@ def test_training_runs_in_a_thread_and_restores_the_handlers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "sent", rest_slow(2, [signal.SIGINT, signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP])
+    "sent",
+    [
+        signal.SIGUSR1,
+        pytest.param(signal.SIGINT, marks=pytest.mark.integration),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupt_saves_the_state_and_the_same_call_resumes(tmp_path, monkeypatch, sent):
     taken: list[int] = []

@@ -107,6 +107,7 @@ def shown(one):
     return text
 
 
+@pytest.mark.integration
 def test_every_documented_object_has_a_short_repr(objects):
     for cls in documented_classes():
         if issubclass(cls, Section):

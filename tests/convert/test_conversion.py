@@ -431,6 +431,7 @@ def test_errors_of_the_command_are_one_line(files, capsys):
     assert "args.json: holds no JSON object" in capsys.readouterr().err
 
 
+@pytest.mark.integration
 def test_a_failed_save_is_one_line_and_the_folder_is_no_workdir(files):
     code = """
 import resource, sys

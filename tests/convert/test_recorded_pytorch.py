@@ -18,6 +18,7 @@ from txl_jax.convert import config_from_pytorch, params_from_pytorch
 pytestmark = pytest.mark.usefixtures("float32_products")
 
 TOLERANCE = 1e-5
+LONG = ("adaptive_div1_proj_tied", "adaptive_div4_untied")  # words in clusters
 
 
 def test_the_recordings_of_this_repository_are_found():
@@ -26,13 +27,14 @@ def test_the_recordings_of_this_repository_are_found():
     assert folders.count("recorded") >= 30
 
 
-@pytest.mark.parametrize(
-    ("name", "where"),
-    [
-        pytest.param(name, where, marks=[] if where == "published" else [pytest.mark.integration])
-        for name, where in recordings()
-    ],
-)
+def models():
+    """Every recording; the core models by default, but two of words in clusters."""
+    rest = lambda name, where: where != "published" or name in LONG
+    mark = lambda *which: [pytest.mark.integration] if rest(*which) else []
+    return [pytest.param(*which, marks=mark(*which)) for which in recordings()]
+
+
+@pytest.mark.parametrize(("name", "where"), models())
 def test_losses_memories_and_gradients_equal_the_published_code(name, where):
     run = Recorded(name, where)
     cfg = config_from_pytorch(run.constructor_args())

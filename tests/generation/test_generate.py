@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny_models
 from generation_cases import CFG, WITH_MEMORY, WITHOUT_MEMORY, prompts_of, some
+from tiers import rest_integration
 
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig
@@ -197,8 +198,17 @@ def test_matrices_that_are_cast_once_give_the_same_logits(form):
     assert sizes == {4 if form == "mixture" else 2}
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("form", CAST)
+@pytest.mark.parametrize(
+    ("form", "rows"),
+    rest_integration(
+        4,
+        [
+            *(("relative", 1), ("relative", 2), ("absolute", 2), ("mixture", 1)),
+            *((form, 1) for form in CAST if form not in ("relative", "mixture")),
+            *((form, 2) for form in CAST if form not in ("relative", "absolute")),
+        ],
+    ),
+)
 def test_bfloat16_draws_with_the_losses_of_float32_about(monkeypatch, form, rows):
     """A single text takes other products than several texts do: see wide_products.py."""
     monkeypatch.setattr(wide_products, "_LEAST", 0)

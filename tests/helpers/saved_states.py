@@ -1,5 +1,7 @@
 """States that are saved without training, each step's different, and read again."""
 
+import functools
+
 import jax
 import numpy as np
 from tiny_runs import corpus_and_experiment
@@ -10,16 +12,32 @@ from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state
 
 
-def fresh(folder, **changes):
-    """An experiment and its state before the first step."""
+@functools.cache
+def _shapes(seed, model, train, optimizer, average):
+    """What a state before the first step consists of, by the sections that it depends on."""
+    sections = {"model": model, "train": train, "optimizer": optimizer, "average": average}
+    exp = txl_jax.ExperimentConfig(seed=seed, **sections)
+    init = lambda: init_state(exp, txl_jax.TransformerXL(model), make_optimizer(exp))
+    return jax.eval_shape(init)
+
+
+def zeros(folder, **changes):
+    """An experiment, its state before the first step, but all zeros, and the state's shapes."""
     _, exp = corpus_and_experiment(folder, **changes)
-    model = txl_jax.TransformerXL(exp.model)
-    state = init_state(exp, model, make_optimizer(exp))
+    shapes = _shapes(exp.seed, exp.model, exp.train, exp.optimizer, exp.average)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    abstract = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), state
-    )
-    return exp, state, abstract
+    place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device)
+    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    return exp, state, jax.tree.map(place, shapes)
+
+
+def fresh(folder, **changes):
+    """As :func:`zeros`, with random parameters."""
+    exp, state, abstract = zeros(folder, **changes)
+    rng = np.random.default_rng(exp.seed)
+    draw = lambda x: rng.standard_normal(x.shape, np.float32)
+    state = state.replace(params=jax.tree.map(draw, state.params))
+    return exp, jax.device_put(state, jax.devices()[0]), abstract
 
 
 def at_step(state, step):
@@ -31,15 +49,3 @@ def at_step(state, step):
 def restore(folder, exp, abstract):
     with Checkpoints(str(folder / "run"), exp.checkpoint) as checkpoints:
         return checkpoints.restore(abstract, exp.to_dict())
-
-
-def zeros(folder):
-    """As ``fresh``, of 13 MB and without the work of initial weights."""
-    _, exp = corpus_and_experiment(folder, **{"model.d_inner": 32768})
-    model = txl_jax.TransformerXL(exp.model)
-    optimizer = make_optimizer(exp)
-    shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
-    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device)
-    return exp, state, jax.tree.map(place, shapes)

@@ -8,7 +8,15 @@ import pytest
 
 def rest_slow(kept: int, cases: Iterable[Any]) -> list[Any]:
     """The cases, those after the first ``kept`` as slow tests."""
+    return _rest(pytest.mark.slow, kept, cases)
+
+
+def rest_integration(kept: int, cases: Iterable[Any]) -> list[Any]:
+    """The cases, those after the first ``kept`` as integration tests."""
+    return _rest(pytest.mark.integration, kept, cases)
+
+
+def _rest(mark: pytest.MarkDecorator, kept: int, cases: Iterable[Any]) -> list[Any]:
     many = list(cases)
     as_tuple = lambda case: case if isinstance(case, tuple) else (case,)
-    slow = [pytest.param(*as_tuple(case), marks=pytest.mark.slow) for case in many[kept:]]
-    return [*many[:kept], *slow]
+    return [*many[:kept], *(pytest.param(*as_tuple(case), marks=mark) for case in many[kept:])]

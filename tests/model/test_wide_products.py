@@ -19,8 +19,8 @@ STEP = 2.0**-8  # of a bfloat16 number, relative to the largest number of its ro
 units = pytest.mark.skipif(not cpu_has_bfloat16(), reason="this processor has no bfloat16 units")
 
 
-def low(key, *shape):
-    return jax.random.normal(jax.random.key(key), shape).astype(jnp.bfloat16)
+def low(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.bfloat16)
 
 
 def full(x):
@@ -45,10 +45,16 @@ def test_values_and_both_derivatives_are_those_of_float32_products(sizes, lead, 
     else:
         of = lambda x, y: wide_products.matmul(x, y, "cpu")
         plain = lambda x, y: full(x) @ full(y)
-    found, derivatives = jax.vjp(of, x, y)
+    gradient, moved = low(2, *lead, s, e), low(3, *y.shape)
+
+    @jax.jit
+    def derived(x, y):
+        found, derivatives = jax.vjp(of, x, y)
+        tangent = jax.jvp(of, (x, y), (x, moved))[1]
+        return found, tangent, *derivatives(gradient.astype(found.dtype))
+
+    found, forward, dx, dy = derived(x, y)
     assert found.dtype == (jnp.float32 if rows else jnp.bfloat16)
-    gradient = low(2, *found.shape)
-    dx, dy = derivatives(gradient.astype(found.dtype))
     g = full(gradient)
     wide_y = full(y) if rows else full(y).swapaxes(-1, -2)
     first, second = (g, full(x)) if rows else (full(x), g)
@@ -57,8 +63,7 @@ def test_values_and_both_derivatives_are_those_of_float32_products(sizes, lead, 
     near(full(found), plain(x, y))
     near(full(dx), expected[0])
     near(full(dy), expected[1])
-    forward = jax.jvp(of, (x, y), (x, low(3, *y.shape)))[1]
-    want = plain(x, y) + plain(x, low(3, *y.shape))
+    want = plain(x, y) + plain(x, moved)
     np.testing.assert_allclose(full(forward), want, rtol=2 * STEP, atol=4 * STEP)
 
 
@@ -70,13 +75,18 @@ def test_a_row_that_reads_the_other_factor_gives_the_same_product(monkeypatch, d
     x, y = low(0, *lead, 1, d), low(1, *lead, *((5, d) if rows else (d, 5)))
     columns = lambda x, y: wide_products.matmul(x, y, "cpu")
     of = wide_products.products_of_rows if rows else columns
+
+    @jax.jit
+    def derived(x, y):
+        found, derivatives = jax.vjp(of, x, y)
+        return found, *derivatives(jnp.ones_like(found))
+
     with wide_products.reading_rows():
         assert wide_products.apply_to("cpu", x, y)
-        found, derivatives = jax.vjp(of, x, y)
+        found, dx, dy = derived(x, y)
     wide_y = full(y).swapaxes(-1, -2) if rows else full(y)
     near = functools.partial(np.testing.assert_allclose, rtol=STEP, atol=STEP)
     near(full(found), full(x) @ wide_y)
-    dx, dy = derivatives(jnp.ones_like(found))
     near(full(dx)[..., 0, :], wide_y.sum(-1), atol=4 * STEP)
     repeated = np.broadcast_to(full(x).swapaxes(-1, -2), (*lead, d, 5))
     near(full(dy), repeated.swapaxes(-1, -2) if rows else repeated)

@@ -156,6 +156,7 @@ def test_scoring_is_a_forward_pass():
     assert p.flops.model == pytest.approx(train_program().flops.model / 3 - spared)
 
 
+@pytest.mark.integration
 def test_a_dispatch_has_the_operations_of_its_updates():
     several = train_program(**{"train.steps_per_dispatch": 4, "train.log_every": 4})
     assert several.flops.model == 4 * train_program().flops.model
@@ -174,12 +175,14 @@ def test_a_device_computes_its_rows_rounded_up_and_its_heads():
     assert halved.flops.device == one["train"].flops.device / 2
 
 
+@pytest.mark.integration
 def test_a_segment_that_is_learnt_from_has_three_passes():
     learns = compiled(**{"evaluate.dynamic.rule": "sgd"})["evaluate"]
     spared = of_projecting_memory(rows=3, mem_len=2 * M)
     assert learns.flops.model == 3 * (compiled()["evaluate"].flops.model + spared)
 
 
+@pytest.mark.integration
 def test_evaluation_is_of_layers_one_by_one():
     """As ``load`` gives them: none is in a loop, where the compiler counts it once."""
     scanned = compiled(**{"model.scan_layers": True})

@@ -146,6 +146,7 @@ def test_gradient_is_the_weighted_sum_of_both(teachers):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.integration
 def test_a_resumed_run_needs_no_teacher(teachers, tmp_path):
     folder, names = teachers
     changes = {"train.text_on_device": True, "distil.teachers": (names[0],)}
@@ -162,6 +163,7 @@ def test_a_resumed_run_needs_no_teacher(teachers, tmp_path):
     assert (tmp_path / FILE).exists()
 
 
+@pytest.mark.integration
 def test_a_resumed_run_with_other_validate_settings_keeps_its_targets(
     teachers, tmp_path, monkeypatch
 ):

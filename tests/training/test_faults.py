@@ -304,6 +304,7 @@ def own_library_log(tmp_path):
     sys.unraisablehook = before[1]
 
 
+@pytest.mark.integration
 def test_library_messages_about_a_failed_save_go_to_a_file(tmp_path, own_library_log, capfd):
     exp, state, _ = fresh(tmp_path)
     with Checkpoints(str(tmp_path / "run"), exp.checkpoint) as checkpoints:
@@ -461,7 +462,7 @@ from saved_states import at_step, zeros
 from txl_jax.checkpoint.checkpoints import Checkpoints
 
 folder = Path(sys.argv[1])
-exp, state, _ = zeros(folder)
+exp, state, _ = zeros(folder, **{"model.d_inner": 32768})  # 13 MB
 with Checkpoints(str(folder / "run"), exp.checkpoint) as checkpoints:
     step = max(checkpoints.steps(), default=0)
     print("saving", flush=True)
@@ -477,7 +478,7 @@ with Checkpoints(str(folder / "run"), exp.checkpoint) as checkpoints:
 def test_killed_twenty_times_while_saving_there_is_always_a_checkpoint(tmp_path):
     """Each child resumes where the one before it was killed, and saves without a pause."""
     draw = random.Random(0)
-    exp, state, abstract = zeros(tmp_path)
+    exp, state, abstract = zeros(tmp_path, **{"model.d_inner": 32768})
     newest = 0
     for _ in range(20):
         child = subprocess.Popen(

@@ -174,6 +174,7 @@ def test_a_resumed_run_is_the_same_and_does_not_read_the_model_it_started_from(t
         np.testing.assert_array_equal(want[key], got[key], err_msg=key)
 
 
+@pytest.mark.integration
 def test_another_start_is_another_run(trained, tmp_path):
     exp, corpus = resolved(tmp_path / "text", trained, tmp_path / "tuned")
     (tmp_path / "tuned").mkdir()
@@ -183,6 +184,7 @@ def test_another_start_is_another_run(trained, tmp_path):
         begin(tmp_path / "text", tmp_path / "copy", tmp_path / "tuned")
 
 
+@pytest.mark.integration
 def test_a_start_that_changed_before_the_first_checkpoint_is_refused(trained, tmp_path):
     start = tmp_path / "start"
     export(str(trained), str(start))

@@ -164,6 +164,7 @@ def test_a_rule_of_optax_lowers_the_loss(folder, name):
     assert loss[-1] < loss[0]
 
 
+@pytest.mark.integration
 def test_a_number_for_the_rate_is_given_where_an_optimizer_takes_no_schedule(folder):
     for name in ("rprop", "sm3"):
         state, _ = train_steps(folder, **optax_name(name), **CONSTANT)

@@ -45,23 +45,27 @@ OPTAX = {
 }
 
 
+STOPS = (1, 3, 6, 9, 12, 15)  # how often a run may ask whether to stop before it has to
+DISPATCH = {"train.steps_per_dispatch": 2, "train.log_every": 4}
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "asked"),
     [
-        DROPOUT,
-        pytest.param(MUON, marks=pytest.mark.slow),
-        pytest.param(OPTAX, marks=pytest.mark.slow),
-        pytest.param({"train.steps_per_dispatch": 2, "train.log_every": 4}, marks=pytest.mark.slow),
-        pytest.param(WITHOUT_MEMORY, marks=pytest.mark.slow),
+        pytest.param(DROPOUT, (1, 6), id="dropout"),
+        pytest.param(DROPOUT, STOPS, id="dropout, often", marks=pytest.mark.integration),
+        pytest.param(MUON, STOPS, id="muon", marks=pytest.mark.slow),
+        pytest.param(OPTAX, STOPS, id="optax", marks=pytest.mark.slow),
+        pytest.param(DISPATCH, STOPS, id="dispatch", marks=pytest.mark.slow),
+        pytest.param(WITHOUT_MEMORY, STOPS, id="without memory", marks=pytest.mark.slow),
     ],
-    ids=["dropout", "muon", "optax", "dispatch", "without memory"],
 )
-def test_stopped_at_any_step_and_resumed_is_bit_identical(tmp_path, changes):
+def test_stopped_at_any_step_and_resumed_is_bit_identical(tmp_path, changes, asked):
     changes = {"checkpoint.every": 4, "train.steps": 12, **changes}
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
     run(tmp_path, tmp_path / "whole", **changes)
     stops = 0
-    for n in (1, 3, 6, 9, 12, 15):
+    for n in asked:
         outcome = train(exp, corpus, str(tmp_path / "cut"), StopAt(n))
         stops += not outcome.finished
         if step := int(outcome.state.step):  # saved where it stopped, not at the last full four
@@ -153,6 +157,7 @@ def test_killed_between_a_late_validation_and_its_checkpoint_logs_it_once(tmp_pa
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.integration
 def test_a_finished_run_started_again_changes_nothing(tmp_path):
     run(tmp_path, tmp_path / "run")
     before = records(tmp_path / "run"), final_state(tmp_path, tmp_path / "run")
