@@ -261,9 +261,10 @@ class Rows:
         return [row for row in found if row]
 
 
-def score(row: Any) -> float:
-    """Returns the mean return over the last fifth of the points; -inf without an episode."""
-    last = [y for _, y in row["curve"][-max(len(row["curve"]) // 5, 1) :] if y is not None]
+def score(row: Any, share: float = 0.2) -> float:
+    """Returns the mean return over the last share of the points; -inf without an episode."""
+    count = max(int(len(row["curve"]) * share), 1)
+    last = [y for _, y in row["curve"][-count:] if y is not None]
     return statistics.fmean(last) if last else -np.inf
 
 
@@ -294,17 +295,20 @@ def train_rows(rows: Rows, tasks: list[str], models: list[str], budget: float) -
 
 def table(rows: Rows) -> str:
     """Returns the table of all cells of which the best rate is known."""
-    lines = ["| task | memory | rate | score: mean (each seed) | steps | seconds | parameters |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    lines = ["| task | memory | rate | score: mean (each seed) | whole curve | steps"]
+    lines[0] += " | CPU seconds | parameters |"
+    lines.append("|---" * 8 + "|")
     for task, model in itertools.product(TASKS, MODELS):
         found = rows.seeds(task, model)
         if found:
             scores = [score(row) for row in found]
-            each, took = ", ".join(f"{x:.2f}" for x in scores), [row["seconds"] for row in found]
+            each, took = ", ".join(f"{x:.2f}" for x in scores), [row["cpu"] for row in found]
             first, mean = found[0], f"{statistics.fmean(scores):.2f} ({each})"
+            whole = statistics.fmean(score(row, 1) for row in found)
             lines.append(
-                f"| {task} | {model} | {first['rate']:g} | {mean} | {first['curve'][-1][0]:,}"
-                f" | {statistics.fmean(took):.0f} | {first['parameters']:,} |"
+                f"| {task} | {model} | {first['rate']:g} | {mean} | {whole:.2f}"
+                f" | {first['curve'][-1][0]:,} | {statistics.fmean(took):.0f}"
+                f" | {first['parameters']:,} |"
             )
     return "\n".join(lines) + "\n"
 
@@ -313,8 +317,13 @@ def draw(rows: Rows) -> None:
     """Draws the curves of all tasks, a line for each memory and a thin one for each seed."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 7), layout="constrained")
-    for axes, task in zip(figure.subplots(2, 3).flat, TASKS, strict=True):
+    tasks = [task for task in TASKS if any(rows.seeds(task, model) for model in MODELS)]
+    columns = -(-len(tasks) // 2)
+    figure = Figure(figsize=(4 * columns, 7), layout="constrained")
+    panels = figure.subplots(2, columns, squeeze=False).flat
+    for axes in itertools.islice(panels, len(tasks), None):
+        axes.set_axis_off()
+    for axes, task in zip(panels, tasks, strict=False):
         axes.set(title=task, xlabel="environment steps", ylabel="mean return of an episode")
         for n, model in enumerate(MODELS):
             curves = [np.array(row["curve"], float) for row in rows.seeds(task, model)]
