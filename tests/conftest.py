@@ -72,7 +72,7 @@ with contextlib.suppress(ImportError, AttributeError):  # another version of JAX
     DIALECTS = mlir.make_ir_context()
     mlir.make_ir_context = lambda: DIALECTS
 
-LARGE = 2 << 30  # bytes
+LARGE = 4 << 30  # bytes
 
 
 def _resident() -> int:

@@ -149,6 +149,7 @@ def test_a_line_has_the_mean_over_seeds_and_their_spread():
     assert line["seeds"] == 2
 
 
+@pytest.mark.integration
 def test_rows_that_are_trained_already_are_taken_from_their_folders(table, done, tmp_path):
     folder = done[0] / "none"
     overrides = {"ablation.rows": "none", "ablation.workdirs": f"none={folder}"}

@@ -178,7 +178,6 @@ def test_a_table_is_not_written_over_the_users_own(claimed, tmp_path):
 # Two models in one folder.
 
 
-@pytest.mark.integration
 def test_training_in_an_exported_folder_is_refused(claimed, trained, tmp_path):
     _, corpus, exp = claimed
     folder = tmp_path / "exported"

@@ -304,6 +304,7 @@ def test_the_workdir_of_another_run_is_refused_and_left_as_it_was(trained):
     }
 
 
+@pytest.mark.integration
 def test_a_workdir_trained_on_other_text_is_refused(trained, tmp_path):
     _, config, workdir, _ = trained
     other = tmp_path / "other.txt"

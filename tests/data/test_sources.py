@@ -465,7 +465,7 @@ class Breaking(http.server.BaseHTTPRequestHandler):
 def breaking():
     handler = type("Handler", (Breaking,), {"asked": [], "stops": [], "data": TEXT})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
         yield handler, f"http://127.0.0.1:{server.server_port}/t.txt"
         server.shutdown()

@@ -74,7 +74,7 @@ def served(tmp_path):
 
     handler = functools.partial(Quiet, directory=folder)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
         yield folder, f"http://127.0.0.1:{server.server_port}"
         server.shutdown()

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_runs
+from tiers import rest_integration
 
 import txl_jax
 from txl_jax import modes
@@ -389,9 +390,9 @@ def own_run(trained_run, tmp_path_factory):
 
 MODES = [
     ("evaluate", {}, "evaluation", "evaluate.batch_size"),
-    ("evaluate", {"evaluate.dynamic.rule": "rms"}, "evaluation", "evaluate.batch_size"),
     ("generate", {}, "generation", "generate.samples"),
     ("score", {}, "scoring", "score.batch_size"),
+    ("evaluate", {"evaluate.dynamic.rule": "rms"}, "evaluation", "evaluate.batch_size"),
     ("context", {"context.lengths": (8, 16)}, "measuring contexts", "context.lengths"),
     (
         "context",
@@ -409,7 +410,7 @@ MODES = [
 ]
 
 
-@pytest.mark.parametrize(("mode", "changes", "what", "lower"), MODES, ids=str)
+@pytest.mark.parametrize(("mode", "changes", "what", "lower"), rest_integration(3, MODES), ids=str)
 def test_the_program_of_every_mode_is_compared_with_the_memory(
     mode, changes, what, lower, own_run, monkeypatch
 ):

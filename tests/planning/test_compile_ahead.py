@@ -220,6 +220,7 @@ def test_one_device_exchanges_nothing():
     assert train_program().collectives == ()
 
 
+@pytest.mark.integration
 def test_a_data_mesh_sums_the_gradient_and_nothing_else_of_size():
     exp = experiment(**{"mesh.data": 8})
     (found,) = train_program(**{"mesh.data": 8}).collectives
@@ -236,6 +237,7 @@ def test_exchanges_in_a_loop_count_as_often_as_it_runs():
     assert looped == pytest.approx(one_by_one, rel=0.05)
 
 
+@pytest.mark.integration
 def test_fsdp_gathers_parameters():
     kinds = {x.kind for x in train_program(**{"mesh.fsdp": 8}).collectives}
     assert "all-gather" in kinds
@@ -372,6 +374,7 @@ def test_idle_devices_are_told_as_training_does(monkeypatch, capsys):
         assert capsys.readouterr().out.count(said) == times
 
 
+@pytest.mark.integration
 def test_what_the_compiler_refuses_does_not_fit(monkeypatch, capsys):
     class TooLarge:
         def compile(self, options):

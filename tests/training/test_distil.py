@@ -199,6 +199,7 @@ def test_a_run_stopped_while_teachers_read_is_saved_and_resumes_to_the_same_end(
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.integration
 def test_unsuitable_teachers_are_refused(teachers, tmp_path):
     folder, names = teachers
     on = {"train.text_on_device": True}

@@ -251,6 +251,7 @@ def test_another_kind_of_token_is_refused(trained, tmp_path):
         begin(tmp_path / "text", trained, tmp_path / "tuned", **{"data.vocab": "byte"})
 
 
+@pytest.mark.integration
 def test_a_folder_without_a_model_is_refused(trained, tmp_path):
     for folder in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(ConfigError, match=r"there is no config\.json in it; name the workdir"):

@@ -89,6 +89,7 @@ def test_eps_leaves_parameters_without_gradient_unchanged(eps):
     assert float(updates["left"][0]) == 0
 
 
+@pytest.mark.integration
 def test_the_sharding_of_parameters_does_not_change_a_step():
     params, gradients = edge_cases("relative")
     whole = list(by_optimizer(params, gradients, C))[-1]

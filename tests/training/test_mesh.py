@@ -122,6 +122,7 @@ def test_the_momentum_of_muon_is_sharded_as_its_parameters():
     assert moments["['feed_forward']['inner']['kernel']"] == (16, 24)
 
 
+@pytest.mark.integration
 def test_the_state_is_made_in_pieces_never_whole():
     exp = experiment((1, 4, 2))
     model, optimizer, shardings, state = prepared(exp)
