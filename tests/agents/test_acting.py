@@ -253,6 +253,8 @@ def test_a_slot_with_too_few_slots_before_it_is_refused(before, told):
     message = re.escape(f"before{told}: must be from 3 (mem_len) to 9")
     with pytest.raises(ValueError, match=message):
         buffer.memory(3, before=before)
+    with pytest.raises(ValueError, match="mem_len = 20: the buffer has 9 slots"):
+        buffer.memory(20)
 
 
 @pytest.mark.parametrize(

@@ -193,27 +193,55 @@ def test_it_is_a_part_of_other_modules():
 CARRY = MODEL.initialize_carry(None, (B,))
 
 
+EMPTY = "initial_carry must be float32 [3,4,8], float32 [3,4,8], int32 [3] (see initialize_carry)"
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
         ((INPUTS[..., :5],), "inputs must be floats [B,T,8], not float32 [3,9,5]"),
         ((INPUTS[:, 0],), "inputs must be floats [B,T,8], not float32 [3,8]"),
-        ((INPUTS, BEGINS[:, :2]), "mask must be bool [3,9], not bool [3,2]"),
-        ((INPUTS, BEGINS[:, 0]), "mask must be bool [3,9], not bool [3]"),
+        ((INPUTS, BEGINS[:, :2]), "mask must be bool or numbers [3,9], not bool [3,2]"),
+        ((INPUTS, 1.0 * BEGINS[..., None]), "mask must be bool or numbers [3,9], not float32 [3,9"),
         (
             (INPUTS[:2], BEGINS[:2], CARRY),
-            "initial_carry[0] must be floats [2,2,4,8], not float32 [2,3,4,8]",
+            EMPTY.replace("[3", "[2") + ", not float32 [3,4,8], float32 [3,4,8], int32 [3]",
         ),
         (
             (INPUTS, BEGINS, (CARRY[0][:1], CARRY[1])),
-            "initial_carry[0] must be floats [2,3,4,8], not float32 [1,3,4,8]",
+            f"{EMPTY}, not float32 [3,4,8], int32 [3]",
         ),
-        ((INPUTS, BEGINS, (CARRY[0], CARRY[1][:2])), "mems.filled must be integers [3], not int"),
+        ((INPUTS, BEGINS, (CARRY[0], CARRY[1][:2])), f"{EMPTY}, not float32 [3,4,8], float32 [3,4"),
+        (
+            (INPUTS, BEGINS, (CARRY[0], CARRY[1] * 1.0)),
+            f"{EMPTY}, not float32 [3,4,8], float32 [3,",
+        ),
+        ((INPUTS, BEGINS, ()), f"{EMPTY}, not empty"),
+        ((INPUTS, BEGINS, np.zeros((B, D), np.float32)), f"{EMPTY}, not float32 [3,8]"),
+        ((INPUTS, BEGINS, "carry"), f"{EMPTY}, not str"),
+        (
+            (INPUTS, BEGINS, txl_jax.TransformerXL(CFG).init_mems(B, M)),
+            f"{EMPTY}, not float32 [2,3,4,8], int32 [3]",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(wrong, told):
     with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
         MODEL.apply(VARIABLES, *wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("reset", "give mask"),
+        ("mems", "give initial_carry"),
+        ("lengths", "core"),
+        ("train", "core"),
+    ],
+)
+def test_what_core_calls_otherwise_is_not_left_unused(name, told):
+    with pytest.raises(TypeError, match=rf"^SequenceModel\(\) has no argument '{name}': .*{told}"):
+        MODEL.apply(VARIABLES, INPUTS, BEGINS, **{name: None})
 
 
 def test_a_model_that_would_learn_other_outputs_than_it_acted_on_is_refused():
@@ -223,6 +251,9 @@ def test_a_model_that_would_learn_other_outputs_than_it_acted_on_is_refused():
         agents.SequenceModel(tiny.config(**tiny.attention("absolute")), M)
     with pytest.raises(ValueError, match="mem_len = -1: must be an integer of at least 0"):
         agents.SequenceModel(CFG, -1)
+    settings: Any = {"n_layer": 2}
+    with pytest.raises(TypeError, match=r"has a TransformerXLConfig as settings, not dict"):
+        agents.SequenceModel(settings, M)
 
 
 @pytest.mark.slow

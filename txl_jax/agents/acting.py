@@ -1,12 +1,14 @@
 """Acting: one step of all environments at a time, from the projected memory."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import flax.struct
 import jax
 
 from txl_jax.config import ConfigError, TransformerXLConfig
+from txl_jax.config.arguments import check_names
 from txl_jax.messages import fields_repr
 from txl_jax.model.inputs import check_array
 from txl_jax.model.layout import unstack_layers
@@ -16,6 +18,8 @@ from txl_jax.model.transformer_xl import TransformerXL
 
 def check_for_agents(c: TransformerXLConfig) -> None:
     """Raises ConfigError if the model has no memory, or if acting and learning would differ."""
+    if not isinstance(c, TransformerXLConfig):
+        raise TypeError(f"a model has a TransformerXLConfig as settings, not {type(c).__name__}")
     if c.memory_free:
         raise ConfigError(f"model.attention = {c.attention!r}: acting needs a form with memory")
     if not c.same_length:
@@ -24,6 +28,13 @@ def check_for_agents(c: TransformerXLConfig) -> None:
             " earlier steps and the last step of a training window sees more; use 'tf' (the M"
             " steps before it) or 'pytorch' (one less)"
         )
+
+
+def refuse_arguments_of_core(names: Iterable[str]) -> None:
+    """Raises ArgumentError for a name that has another one in a sequence model, or no meaning."""
+    reasons = {"mems": "give initial_carry", "reset": "give mask"}
+    reasons |= dict.fromkeys(("train", "lengths"), "use TransformerXL with method='core'")
+    check_names("SequenceModel", [name for name in names if name in reasons], [], reasons)
 
 
 class Actor(flax.struct.PyTreeNode):
@@ -74,7 +85,8 @@ class Actor(flax.struct.PyTreeNode):
           actor: to take the next step with.
           states: [L,B,D] in the compute dtype, the input of every layer.
         """
-        check_array("inputs", inputs, "floats", ("B", self.model.cfg.d_model))
+        rows = self.cache.filled.shape[0]
+        check_array("inputs", inputs, "floats", (rows, self.model.cfg.d_model))
         check_array("begins", begins, "bool", inputs.shape[:1])
         step: Any = self.model.apply(
             self.variables, inputs[:, None], self.cache, reset=begins, method="core_and_inputs"

@@ -83,10 +83,12 @@ class StateBuffer(flax.struct.PyTreeNode):
           rows: int32 [R], the environments, from 0 to B-1; ``None`` means all B.
 
         Raises:
-          ValueError: ``before`` is not from M to S, since the buffer has too few slots before it,
-            or a row does not exist. The values of traced arrays are clipped instead.
+          ValueError: M is greater than S, ``before`` is not from M to S, since the buffer has too
+            few slots before it, or a row does not exist. The values of traced arrays are clipped.
         """
         mem_len, n_rows = size("mem_len", mem_len, 0), self.hidden.shape[1]
+        if mem_len > self.steps:
+            raise ValueError(f"mem_len = {mem_len}: the buffer has {self.steps} slots")
         hidden, begins = jnp.asarray(self.hidden), jnp.asarray(self.begins)
         stored = int32_array("stored", self.stored, (n_rows,))
         if rows is not None:

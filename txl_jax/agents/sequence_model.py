@@ -6,9 +6,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from txl_jax.agents.acting import check_for_agents
+from txl_jax.agents.acting import check_for_agents, refuse_arguments_of_core
 from txl_jax.config import TransformerXLConfig
-from txl_jax.model.inputs import check_array, size
+from txl_jax.model.inputs import check_array, size, tree_like
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 
@@ -20,18 +20,16 @@ class SequenceModel(nn.Module):
 
     Both give the same outputs to rounding. The carry is the memory: hidden states [B,M,D] of each
     layer in the compute dtype, and the number of real ones, int32 [B]. A program may store it, and
-    shuffle, select or reset its rows. The parameters are those of ``core``.
-
-    This is the interface of the sequence models of memorax, whose networks take it as ``torso``.
+    shuffle, select or reset its rows. The parameters are those of ``core``. As a sequence model of
+    memorax, it is the ``torso`` of a network there.
 
     Example:
       >>> import jax, jax.numpy as jnp, txl_jax
       >>> from txl_jax import agents
       >>> cfg = txl_jax.TransformerXLConfig(n_layer=2, d_model=8, same_length="tf")
       >>> model, x, begins = agents.SequenceModel(cfg, 4), jnp.ones((3, 5, 8)), jnp.zeros((3, 5))
-      >>> carry = model.initialize_carry(jax.random.key(0), (3, 8))
-      >>> variables = model.init(jax.random.key(0), x, begins, carry)
-      >>> (hidden, filled), y = model.apply(variables, x, begins, carry)
+      >>> variables = model.init(jax.random.key(0), x, begins)
+      >>> (hidden, filled), y = model.apply(variables, x, begins)
       >>> y.shape, [h.shape for h in hidden], filled.tolist()
       ((3, 5, 8), [(3, 4, 8), (3, 4, 8)], [4, 4, 4])
 
@@ -64,17 +62,19 @@ class SequenceModel(nn.Module):
           initial_carry: the carry before these steps; ``None`` is an empty one.
           unused: what a program gives to all its sequence models, such as ``action``.
         """
-        c, core = self.cfg, TransformerXL(self.cfg)
+        core, m = TransformerXL(self.cfg), self.mem_len
         nn.share_scope(self, core)  # the parameters have no scope of their own
-        check_array("inputs", inputs, "floats", ("B", "T", c.d_model))
+        refuse_arguments_of_core(unused)
+        check_array("inputs", inputs, "floats", ("B", "T", self.cfg.d_model))
         b, t = inputs.shape[:2]
-        carry = initial_carry or self.initialize_carry(None, (b,))
-        (layers, filled), m = jax.lax.stop_gradient(carry), self.mem_len
-        hidden = jnp.stack(layers)
-        check_array("initial_carry[0]", hidden, "floats", (c.n_layer, b, m, c.d_model))
-        mask = None if mask is None else jnp.asarray(mask) != 0
-        check_array("mask", jnp.zeros((b, t), bool) if mask is None else mask, "bool", (b, t))
-        states, new, mems = core.core_and_inputs(inputs, Memory(hidden, filled), reset=mask)
+        if mask is not None:
+            check_array("mask", mask := jnp.asarray(mask), "bool or numbers", (b, t))
+        empty = self.initialize_carry(None, (b,))
+        carry = empty if initial_carry is None else initial_carry
+        carry = tree_like("initial_carry", carry, empty, "see initialize_carry")
+        layers, filled = jax.lax.stop_gradient(carry)
+        past, begins = Memory(jnp.stack(layers), filled), None if mask is None else mask != 0
+        states, new, mems = core.core_and_inputs(inputs, past, reset=begins)
         # Each layer's new memory is made here, because XLA copies ``mems.hidden`` to take it apart.
         newest = lambda old, x: jnp.concatenate([old[:, t:], x[:, max(t - m, 0) :]], axis=1)
         return (tuple(map(newest, layers, new)), mems.filled), states

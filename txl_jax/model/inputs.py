@@ -13,7 +13,12 @@ import numpy as np
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model.memory import Cache, Memory
 
-_DTYPES = {"integers": jnp.integer, "floats": jnp.floating, "bool": jnp.bool_}
+_DTYPES = {
+    "integers": jnp.integer,
+    "floats": jnp.floating,
+    "bool": jnp.bool_,
+    "bool or numbers": np.generic,
+}
 
 
 class SegmentOptions(NamedTuple):
@@ -28,7 +33,7 @@ class SegmentOptions(NamedTuple):
 def check_array(name: str, value: Any, dtype: str, *shapes: tuple[int | str, ...]) -> None:
     """Raises ValueError unless a value is an array of this dtype and one of these shapes.
 
-    ``dtype`` is ``integers``, ``floats`` or ``bool``. A letter in a shape stands for any size.
+    ``dtype`` is a key of ``_DTYPES``. A letter in a shape stands for any size.
     """
     got = type(value).__name__
     if hasattr(value, "shape") and hasattr(value, "dtype"):
@@ -38,6 +43,22 @@ def check_array(name: str, value: Any, dtype: str, *shapes: tuple[int | str, ...
         got = f"{value.dtype} {_shown(value.shape)}"
     wanted = " or ".join(map(_shown, shapes))
     raise ValueError(f"{name} must be {dtype} {wanted}, not {got}")
+
+
+def tree_like(name: str, value: Any, like: Any, how: str) -> Any:
+    """Returns the leaves of a tree in the structure of another.
+
+    Raises ValueError unless their shapes are the other's, and floats where it has floats. ``how``
+    says where such a tree comes from.
+    """
+    kind = lambda x: (jnp.shape(x), jnp.issubdtype(jnp.result_type(x), jnp.floating))
+    is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")
+    leaves, wanted = jax.tree.leaves(value), jax.tree.leaves(like)
+    if all(map(is_array, leaves)) and list(map(kind, leaves)) == list(map(kind, wanted)):
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+    name_of = lambda x: f"{x.dtype} {_shown(x.shape)}" if is_array(x) else type(x).__name__
+    told, got = (", ".join(map(name_of, x)) or "empty" for x in (wanted, leaves))
+    raise ValueError(f"{name} must be {told} ({how}), not {got}")
 
 
 def int32_array(
