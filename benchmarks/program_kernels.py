@@ -4,7 +4,7 @@ A kernel reads its operands and writes its results once; of an operand that is o
 slices, and of a result that is updated in place, the part that is written. A kernel in a loop
 counts once for each iteration. Caches of a GPU are not modelled: what is read twice in a row counts
 twice. On a TPU, arrays that the compiler keeps on the chip do not count, and copies to and from the
-chip count once.
+chip count once. Of a conditional, the branch that moves the most bytes counts.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from txl_jax.planning.costs import KINDS, trip_count
+from txl_jax.planning.costs import KINDS, branches, longest, trip_count
 
 _FREE = frozenset(
     (
@@ -124,10 +124,8 @@ def _run(computations: dict[str, _Computation], name: str, times: int) -> Iterat
         elif x.opcode in ("call", "async-start") and x.called() in computations:
             yield from _run(computations, x.called(), times)
         elif x.opcode == "conditional":
-            for branch in re.findall(
-                r"(?:true_computation|false_computation)=%?([\w.\-]+)", x.rest
-            ):
-                yield from _run(computations, branch, times)
+            runs = [list(_run(computations, branch, times)) for branch in branches(x.line)]
+            yield from longest(runs, lambda run: sum(k.moved for k in run))
         elif x.opcode.endswith("-done"):
             started = computation.get(x.operands[0])
             if started and started.opcode.removesuffix("-start") in KINDS:

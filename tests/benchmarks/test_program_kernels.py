@@ -205,6 +205,33 @@ def test_padding_of_a_convolution_takes_no_operations():
     assert [k.flops for k in kernels(text)] == [2 * 3 * 7 * 5 * 2]
 
 
+def test_of_a_conditional_the_branch_that_moves_the_most_counts():
+    switched = textwrap.dedent("""\
+        %none (a.1: f32[4,8]) -> f32[4,8] {
+          ROOT %a.1 = f32[4,8]{1,0} parameter(0)
+        }
+
+        %half (a.2: f32[4,8]) -> f32[4,8] {
+          %a.2 = f32[4,8]{1,0} parameter(0)
+          %part = f32[2,8]{1,0} slice(%a.2), slice={[0:2], [0:8]}
+          ROOT %few = f32[4,8]{1,0} pad(%part), padding=0_2x0_0
+        }
+
+        %whole (a.3: f32[4,8]) -> f32[4,8] {
+          %a.3 = f32[4,8]{1,0} parameter(0)
+          %twice = f32[4,8]{1,0} add(%a.3, %a.3)
+          ROOT %more = f32[4,8]{1,0} add(%twice, %a.3)
+        }
+
+        ENTRY %main (i: s32[], a: f32[4,8]) -> f32[4,8] {
+          %i = s32[] parameter(0)
+          %a = f32[4,8]{1,0} parameter(1)
+          ROOT %c = f32[4,8]{1,0} conditional(%i, %a, %a, %a), branch_computations={%none, %whole, %half}
+        }
+        """)
+    assert [k.name for k in kernels(switched)] == ["twice", "more"]
+
+
 @pytest.fixture(scope="module")
 def found():
     return {k.name: k for k in kernels(PROGRAM)}

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.export
+import jax.numpy as jnp
 import model_settings
 import numpy as np
 import pytest
@@ -79,3 +80,23 @@ def test_any_number_of_rows_gives_the_numbers_of_the_model(name, cfg):
         assert_equal(stored_nll(*scored), nll(*scored), ROUNDING)
         read = variables, tokens, memories[b]
         assert_equal(stored_logits(*read), logits(*read), ROUNDING)
+
+
+@pytest.mark.parametrize("seg_len", [3, 4])
+def test_a_gradient_in_bfloat16_is_exported_for_any_number_of_rows(seg_len):
+    """Products of columns pair the rows of a batch, of which an exported program has any number."""
+    cfg = tiny.config(dtype="bfloat16", n_layer=1)
+    (rows,) = jax.export.symbolic_shape("b")
+    tokens, mems = tiny.tokens(cfg, 2, seg_len), tiny.memory(cfg, [5, 3], M)
+    mems = mems.replace(hidden=mems.hidden.astype(jnp.bfloat16))
+    shape = lambda x, axis: jax.ShapeDtypeStruct(
+        (*x.shape[:axis], rows, *x.shape[axis + 1 :]), x.dtype
+    )
+    shapes = mems.replace(hidden=shape(mems.hidden, 1), filled=shape(mems.filled, 0))
+    loss = lambda v, tokens, mems: tiny.apply(cfg, "nll")(v, tokens, tokens, mems)[0].mean()
+    gradient = jax.jit(jax.grad(loss))
+    exported = jax.export.export(gradient)(tiny.variables(cfg), shape(tokens, 0), shapes)
+    got = exported.call(tiny.variables(cfg), tokens, mems)
+    want = gradient(tiny.variables(cfg), tokens, mems)
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        np.testing.assert_allclose(a, b, atol=0.05 * float(np.abs(b).max()))

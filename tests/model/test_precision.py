@@ -26,7 +26,8 @@ from txl_jax.checkpoint.workdir import read_experiment
 from txl_jax.config.model import Precision
 from txl_jax.model import cross_entropy, precision
 from txl_jax.model.attention import planned_attention
-from txl_jax.model.precision import describe, float32_products, resolved
+from txl_jax.model.layout import stack_layers
+from txl_jax.model.precision import describe, float32_products, in_compute_dtype, resolved
 from txl_jax.parallel import platforms
 
 MESH = {"data": 1, "fsdp": 1, "tensor": 1}
@@ -306,3 +307,15 @@ def test_auto_knows_absent_tpus():
     assert resolved(tiny.config(dtype="auto"), mesh).dtype == "bfloat16"
     assert float32_products(None, mesh) == "one bfloat16 pass on this TPU"
     assert experiment().model.dtype == "float32"  # the default in Python; only recipes set auto
+
+
+def test_matrices_are_cast_once_and_vectors_stay_in_either_layout_of_the_layers():
+    """A stacked vector [L,D] is no matrix: the model computes with float32 ones."""
+    cfg = tiny.config(dtype="bfloat16", gate="gru", attention_bias=True)
+    params = tiny.variables(cfg)["params"]
+    want = stack_layers(in_compute_dtype(cfg, params))
+    got = in_compute_dtype(cfg, stack_layers(params))
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    types = lambda tree: [x.dtype for x in jax.tree.leaves(tree)]
+    assert types(got) == types(want)
+    assert {str(kind) for kind in types(got["layers"])} == {"float32", "bfloat16"}

@@ -1,6 +1,7 @@
 """Predictions about a program are right: memory, operations, collectives; and whether it fits."""
 
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import os
@@ -10,9 +11,12 @@ import sys
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from absent_devices import needs_libtpu
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from planned_programs import MAIN, B, M, T, compiled, experiment, train_program
 from tiers import rest_slow
 from tiny_runs import call, write_config
@@ -26,7 +30,7 @@ from txl_jax.parallel.device_memory import GIB, host_memory, program_bytes
 from txl_jax.parallel.shardings import Shardings
 from txl_jax.planning import compile_ahead as ahead
 from txl_jax.planning import run_programs
-from txl_jax.planning.costs import Collective, collectives
+from txl_jax.planning.costs import Collective, branches, collectives
 from txl_jax.planning.gpus import GPUS
 from txl_jax.planning.machines import PlanningError
 from txl_jax.planning.topologies import accelerator_type, topology_devices
@@ -204,6 +208,21 @@ def test_beyond_the_clamp_a_cache_has_no_scores_by_position():
     assert spared <= far.compiler_flops - clamped.compiler_flops < 1.4 * spared
 
 
+def test_a_fused_cache_has_the_scores_of_all_distances(monkeypatch):
+    of = {"evaluate.mem_len": 12 * T, "evaluate.clamp_len": 2 * T}
+
+    def scored() -> float:
+        planned = run_programs.run_programs(experiment(**of), jax.devices())
+        found = next(p.flops for p in planned if p.name == "evaluate")
+        assert found is not None
+        return found.model
+
+    clamped = scored()
+    monkeypatch.setattr(run_programs, "fuses_cache", lambda *_: True)
+    c, rows, distances = experiment().model, 3, 10 * T
+    assert scored() - clamped == c.n_layer * rows * 2 * T * distances * c.n_head * c.d_head
+
+
 def test_shares_of_clusters_are_the_whole_text():
     ends = (0, 10, 300, 5000)
     shares = [flops.zipf_share(a, b, 5000) for a, b in itertools.pairwise(ends)]
@@ -294,6 +313,34 @@ def test_exchanges_are_read_from_loops_in_loops_fusions_and_started_ones():
         Collective("reduce-scatter", 1, 2 * 4),
         Collective("collective-permute", 1, 6 * 4),
     ]
+
+
+def test_of_a_conditional_the_longest_branch_is_read():
+    """Two devices exchange in branches of one, two and no sums, of which a run takes one."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+
+    @jax.jit
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
+    def chosen(index, x):
+        total = lambda x: jax.lax.pcast(jax.lax.psum(x, "data"), "data", to="varying")
+        branches = [total, lambda x: total(jnp.sin(total(x))), lambda x: x]
+        return jax.lax.switch(index, branches, x)
+
+    text = chosen.lower(jnp.int32(0), jnp.ones(8)).compile().as_text() or ""
+    assert "branch_computations=" in text
+    assert collectives(text) == [Collective("all-reduce", 2, 2 * 4 * 4)]
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("%c = f32[] conditional(%i, %a, %b), branch_computations={%x.1, %y-2}, metadata={}", 2),
+        ("%c = f32[] conditional(%p, %a, %b), true_computation=%x, false_computation=%y", 2),
+        ("%c = f32[] fusion(%p), calls=%x, branch_computations", 0),
+    ],
+)
+def test_the_branches_of_a_conditional_are_known_however_they_are_written(line, named):
+    assert len(branches(line)) == named
 
 
 # --------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ def layer_flops(c: TransformerXLConfig, p: Sizes, rows: int, cached: bool = Fals
     Each row needs 2 T D NH for queries and for output, 2 K D NH for keys and for values, 2 T K NH
     for content scores, for position scores and for the weighted sum, and
     :func:`feed_forward_flops` for each token. Masked scores count. Only relative positions have
-    position scores; with a cache and a large T these cover ``clamp_len`` + T distances.
+    position scores; with a cache and a large T these cover ``clamp_len`` + T distances, unless
+    a fused kernel reads the cache (``clamp_len`` -1 counts that).
 
     Without a cache, all rows together need 2 K D NH for the sinusoids of ``relative`` and
     ``shared_projection`` (and 2 D NH for that of distance 0), and 4 D NH for the bias of the

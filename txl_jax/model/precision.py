@@ -53,13 +53,14 @@ def in_compute_dtype(c: TransformerXLConfig, params: Any) -> Any:
     if c.dtype == "float32" or c.mixtures > 1:
         return params
 
-    def cast(x):
-        if x.ndim < 2:
+    def cast(path, x):
+        stacked = path[0].key == "layers"  # and has an axis of layers (model/layout.py)
+        if x.ndim - stacked < 2:
             return x
         shape = isinstance(x, jax.ShapeDtypeStruct)
         return x.update(dtype=jnp.dtype(c.dtype)) if shape else x.astype(c.dtype)
 
-    return jax.tree.map(cast, params)
+    return jax.tree_util.tree_map_with_path(cast, params)
 
 
 def at_precision(method: F) -> F:

@@ -4,8 +4,11 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
+
+Branch = TypeVar("Branch")
 
 KINDS = (
     "all-reduce",
@@ -107,6 +110,9 @@ def _executed(text: str) -> Iterator[tuple[str, int]]:
                 called = dict(_LOOP.findall(line))
                 condition = computations.get(called["condition"], [])
                 yield from visit(called["body"], times * trip_count(line, condition))
+            elif names := branches(line):
+                lines_of = lambda name: sum(count for _, count in visit(name, 1))
+                yield from visit(longest(names, lines_of), times)
             elif not _COLLECTIVE.search(line):
                 for called_name in (*_CALLED.findall(line), *_WHOLE.findall(line)):
                     yield from visit(called_name, times)
@@ -118,10 +124,25 @@ _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _COLLECTIVE = re.compile(rf" = (\(.*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
 _CALL = re.compile(r'custom_call_target="([^"]+)"|"kind":"(__(?:triton|cudnn)[^"]*)"')
 _LOOP = re.compile(r"(body|condition)=%?([\w.\-]+)")
-_CALLED = re.compile(r"(?:calls|true_computation|false_computation)=%?([\w.\-]+)")
+_CALLED = re.compile(r"calls=%?([\w.\-]+)")
 _WHOLE = re.compile(r" call\(.*to_apply=%?([\w.\-]+)")
 _CONSTANT = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
 _COMPARED = re.compile(r"compare\([^,]*, (?:s32\[\]\S* )?%?([\w.\-]+)\)")
+
+
+def branches(line: str) -> list[str]:
+    """Returns the computations of which a conditional runs one; none for another instruction."""
+    listed = re.search(r" conditional\(.*branch_computations=\{([^}]*)\}", line)
+    names = r"[\w.\-]+" if listed else r"(?:true|false)_computation=%?([\w.\-]+)"
+    return re.findall(names, listed[1] if listed else line)
+
+
+def longest(branches: list[Branch], length: Callable[[Branch], int]) -> Branch:
+    """Returns the branch of a conditional that counts: the longest, and of equal ones the last.
+
+    A block of rows has branches of a quarter of it to all of it (model/cross_entropy.py).
+    """
+    return max(reversed(branches), key=length)
 
 
 def trip_count(line: str, condition: list[str]) -> int:

@@ -35,7 +35,7 @@ from txl_jax.evaluation.protocols import (
 from txl_jax.generation.generate import PREFILL, lower_programs
 from txl_jax.generation.utf8 import Automaton, free_automaton
 from txl_jax.model import flops, self_check
-from txl_jax.model.attention import may_fuse_cache, planned_attention
+from txl_jax.model.attention import fuses_cache, may_fuse_cache, planned_attention
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.parallel.device_memory import array_bytes
 from txl_jax.parallel.shardings import AXES, Shardings, scoring_mesh
@@ -163,15 +163,19 @@ def _scoring(
     cfg, shapes = evaluator.model.cfg, param_shapes(model)
     passes, cached = 1 if protocol.dynamic.rule == "none" else 3, keeps_cache(model, protocol)
 
+    slots = memory_slots(model, protocol)
+    sizes = evaluator.batches.rows, protocol.context_len + protocol.seg_len, slots
+    # A fused kernel computes the scores of all distances (model/ring.py).
+    fused = cached and fuses_cache(cfg, *sizes, mesh)
+    counted = dataclasses.replace(cfg, clamp_len=-1) if fused else cfg
+
     def count(rows: int) -> float:
-        layers = flops.layer_flops(cfg, protocol, rows, cached)
+        layers = flops.layer_flops(counted, protocol, rows, cached)
         return passes * (layers + flops.vocabulary_flops(cfg, protocol, rows))
 
     device = count(-(-protocol.batch_size // shardings.row_devices)) / mesh.shape["tensor"]
     place = lambda x, sharding: x.update(sharding=sharding)
     params = jax.tree.map(place, shapes, shardings.parameters(shapes))
-    slots = memory_slots(model, protocol)
-    sizes = evaluator.batches.rows, protocol.context_len + protocol.seg_len, slots
     if not cached or may_fuse_cache(cfg, mesh):
         yield from _self_check(name, cfg, mesh, *sizes, train=False, cached=cached)
     for part, lower in evaluator.lower_before(params).items():
