@@ -320,8 +320,8 @@ def draw(rows: Rows) -> None:
     tasks = [task for task in TASKS if any(rows.seeds(task, model) for model in MODELS)]
     columns = -(-len(tasks) // 2)
     figure = Figure(figsize=(4 * columns, 7), layout="constrained")
-    panels = figure.subplots(2, columns, squeeze=False).flat
-    for axes in itertools.islice(panels, len(tasks), None):
+    panels = [*figure.subplots(2, columns, squeeze=False).flat]
+    for axes in panels[len(tasks) :]:
         axes.set_axis_off()
     for axes, task in zip(panels, tasks, strict=False):
         axes.set(title=task, xlabel="environment steps", ylabel="mean return of an episode")
