@@ -46,10 +46,10 @@ def check_array(name: str, value: Any, dtype: str, *shapes: tuple[int | str, ...
 
 
 def tree_like(name: str, value: Any, like: Any, how: str) -> Any:
-    """Returns the leaves of a tree in the structure of another.
+    """Returns the arrays of a tree in the structure of the tree ``like``.
 
-    Raises ValueError unless their shapes are the other's, and floats where it has floats. ``how``
-    says where such a tree comes from.
+    Raises ValueError unless each array has the shape of that of ``like``, and both are floats or
+    both are not. ``how`` tells the user where such a tree comes from.
     """
     kind = lambda x: (jnp.shape(x), jnp.issubdtype(jnp.result_type(x), jnp.floating))
     is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")
