@@ -146,7 +146,7 @@ def _of_a_row(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
 
 def _of_columns(x: jax.Array, y: jax.Array) -> jax.Array:
     """Returns the products of columns of x [...,S,D] and y [...,S,E]: float32 [...,D,E]."""
-    if not all(isinstance(size, int) for size in x.shape):  # exported for any
+    if not all(isinstance(size, int) for size in x.shape):  # exported for any size
         return jnp.einsum("...sd,...se->...de", x, y, preferred_element_type=jnp.float32)
     if x.shape[-2] % 2:
         x, y = (jnp.pad(z, [(0, 0)] * (z.ndim - 2) + [(0, 1), (0, 0)]) for z in (x, y))
