@@ -8,6 +8,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -150,6 +151,15 @@ def test_scan_and_vmap_give_what_single_calls_give():
     each = tiny.quick(jax.vmap(lambda v: MODEL.apply(v, INPUTS, BEGINS)[1]))(two)
     assert_close(each[0], want)
     assert np.abs(each[1] - want).max() > 1e-3
+
+
+def test_it_is_exported_for_any_number_of_rows():
+    (rows,) = jax.export.symbolic_shape("b")
+    carry = MODEL.initialize_carry(None, (B,))
+    given: Any = (INPUTS, BEGINS, carry)
+    of_any = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+    exported = jax.export.export(jax.jit(MODEL.apply))(VARIABLES, *jax.tree.map(of_any, given))
+    assert_close(exported.call(VARIABLES, *given)[1], in_parts(MODEL, VARIABLES, [T])[1])
 
 
 def test_no_gradient_flows_into_the_carry():

@@ -24,8 +24,7 @@ class SequenceModel(nn.Module):
     memorax, it is the ``torso`` of a network there.
 
     Example:
-      >>> import jax, jax.numpy as jnp, txl_jax
-      >>> from txl_jax import agents
+      >>> import jax, jax.numpy as jnp, txl_jax, txl_jax.agents as agents
       >>> cfg = txl_jax.TransformerXLConfig(n_layer=2, d_model=8, same_length="tf")
       >>> model, x, begins = agents.SequenceModel(cfg, 4), jnp.ones((3, 5, 8)), jnp.zeros((3, 5))
       >>> variables = model.init(jax.random.key(0), x, begins)
@@ -69,9 +68,10 @@ class SequenceModel(nn.Module):
         b, t = inputs.shape[:2]
         if mask is not None:
             check_array("mask", mask := jnp.asarray(mask), "bool or numbers", (b, t))
-        empty = self.initialize_carry(None, (b,))
-        carry = empty if initial_carry is None else initial_carry
-        carry = tree_like("initial_carry", carry, empty, "see initialize_carry")
+        hidden = jax.ShapeDtypeStruct((b, m, self.cfg.d_model), jnp.dtype(core.cfg.dtype))
+        like = (hidden,) * self.cfg.n_layer, jax.ShapeDtypeStruct((b,), jnp.int32)
+        carry = self.initialize_carry(None, (b,)) if initial_carry is None else initial_carry
+        carry = tree_like("initial_carry", carry, like, "see initialize_carry")
         layers, filled = jax.lax.stop_gradient(carry)
         past, begins = Memory(jnp.stack(layers), filled), None if mask is None else mask != 0
         states, new, mems = core.core_and_inputs(inputs, past, reset=begins)

@@ -51,7 +51,7 @@ def tree_like(name: str, value: Any, like: Any, how: str) -> Any:
     Raises ValueError unless each array has the shape of that of ``like``, and both are floats or
     both are not. ``how`` tells the user where such a tree comes from.
     """
-    kind = lambda x: (jnp.shape(x), jnp.issubdtype(jnp.result_type(x), jnp.floating))
+    kind = lambda x: (x.shape, jnp.issubdtype(x.dtype, jnp.floating))
     is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")
     leaves, wanted = jax.tree.leaves(value), jax.tree.leaves(like)
     if all(map(is_array, leaves)) and list(map(kind, leaves)) == list(map(kind, wanted)):
