@@ -138,6 +138,20 @@ def test_a_form_without_memory_is_refused():
         agents.Actor.start(model, tiny.variables(cfg), model.init_mems(B, 0))
 
 
+def test_another_model_or_another_number_of_rows_is_refused():
+    model, variables = model_and_variables(CFG)
+    mems = model.init_mems(B, 4)
+    sequence_model = agents.SequenceModel(CFG, 4)
+    with pytest.raises(TypeError, match="has a TransformerXL as model, not SequenceModel"):
+        agents.Actor.start(sequence_model, variables, mems)  # type: ignore[arg-type]
+    actor = agents.Actor.start(model, variables, mems)
+    inputs, begins = jnp.zeros((B, D)), jnp.zeros(B, bool)
+    with pytest.raises(ValueError, match=re.escape(f"inputs must be floats [{B},{D}], not")):
+        actor.step(inputs[:1], begins[:1])
+    with pytest.raises(ValueError, match=re.escape(f"begins must be bool [{B}], not bool [1]")):
+        actor.step(inputs, begins[:1])
+
+
 def test_steps_of_scanned_layers_are_those_of_layers_one_by_one():
     model, variables = model_and_variables(CFG)
     scanned = txl_jax.TransformerXL(dataclasses.replace(CFG, scan_layers=True))

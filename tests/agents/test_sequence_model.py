@@ -261,6 +261,8 @@ def test_a_model_that_would_learn_other_outputs_than_it_acted_on_is_refused():
         agents.SequenceModel(tiny.config(**tiny.attention("absolute")), M)
     with pytest.raises(ValueError, match="mem_len = -1: must be an integer of at least 0"):
         agents.SequenceModel(CFG, -1)
+    with pytest.raises(ValueError, match="mem_len = 0: must be an integer of at least 1"):
+        agents.SequenceModel(dataclasses.replace(CFG, same_length="pytorch"), 0)
     settings: Any = {"n_layer": 2}
     with pytest.raises(TypeError, match=r"has a TransformerXLConfig as settings, not dict"):
         agents.SequenceModel(settings, M)

@@ -64,7 +64,10 @@ class Actor(flax.struct.PyTreeNode):
 
         Raises:
           ConfigError: the model has no memory, or no ``same_length`` window.
+          TypeError: ``model`` is another module, such as a ``SequenceModel``.
         """
+        if not isinstance(model, TransformerXL):
+            raise TypeError(f"an actor has a TransformerXL as model, not {type(model).__name__}")
         c = model.cfg
         check_for_agents(c)
         if c.scan_layers:

@@ -42,7 +42,7 @@ class SequenceModel(nn.Module):
     def __post_init__(self):
         """Checks the settings."""
         check_for_agents(self.cfg)
-        size("mem_len", self.mem_len, 0)
+        size("mem_len", self.mem_len, int(self.cfg.same_length == "pytorch"))
         super().__post_init__()
 
     @nn.nowrap
