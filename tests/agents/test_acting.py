@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
-from tiers import rest_slow
+from tiers import rest_integration, rest_slow
 
 import txl_jax
 from txl_jax import agents
@@ -91,7 +91,9 @@ def act_and_learn(cfg, mem_len, length, seg_len, seed, ends):
 
 
 # The memory is empty at first. Lengths and episodes then fill it partly, fully or more than once.
-@pytest.mark.parametrize(("mem_len", "length", "seg_len"), [(4, 6, 3), (9, 5, 5), (1, 4, 3)])
+@pytest.mark.parametrize(
+    ("mem_len", "length", "seg_len"), rest_integration(1, [(4, 6, 3), (9, 5, 5), (1, 4, 3)])
+)
 def test_windows_give_what_acting_gave(mem_len, length, seg_len):
     act_and_learn(CFG, mem_len, length, seg_len, seed=0, ends=0.2)
 

@@ -56,6 +56,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.integration
 def test_every_combination_and_seed_is_trained_once_in_a_folder_of_its_own(folder, capsys):
     train, again = fake_train(loss_of), fake_train(loss_of)
     found = sweep_mode.run(experiment(folder), str(folder / "s"), train)

@@ -25,6 +25,7 @@ import pytest
 import tensorboardX  # noqa: F401  (what it imports adds filters for its own warnings)
 import tiny_runs
 from places import ROOT
+from tiers import rest_integration
 
 import txl_jax
 from txl_jax import modes, progress
@@ -504,7 +505,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture(params=[Terminal, Cell, io.StringIO])
+@pytest.fixture(params=rest_integration(1, [Cell, Terminal, io.StringIO]))
 def watched_stream(request, monkeypatch):
     """Replaces standard error by a terminal, a notebook's cell, or a file."""
     monkeypatch.setattr(progress, "DELAY", 0)

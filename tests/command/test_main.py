@@ -10,7 +10,7 @@ import sys
 import pytest
 import tiny_runs
 from places import ROOT
-from tiers import rest_slow
+from tiers import rest_integration, rest_slow
 from tiny_runs import call, corpus_and_experiment, lm1b, write_config
 
 import txl_jax
@@ -93,16 +93,19 @@ echo "${COMPREPLY[@]}"
 
 @pytest.mark.parametrize(
     ("typed", "completions"),
-    [
-        ("txl --mode=", " ".join(usage.MODES)),
-        ("txl --mode=sw", "sweep"),
-        ("txl --mode sw", "sweep"),
-        ("txl --config=enwik8_2", "enwik8_24l"),
-        ("txl --config=configs/enwik8_2", "configs/enwik8_24l.py"),
-        ("txl --config.model.same_length=", "False pytorch tf"),
-        ("txl --config.generate.detok", "--config.generate.detokenise"),
-        ("txl --workdir=tests/he", "tests/helpers/"),
-    ],
+    rest_integration(
+        4,
+        [
+            ("txl --mode=", " ".join(usage.MODES)),
+            ("txl --config=enwik8_2", "enwik8_24l"),
+            ("txl --config.model.same_length=", "False pytorch tf"),
+            ("txl --workdir=tests/he", "tests/helpers/"),
+            ("txl --mode=sw", "sweep"),
+            ("txl --mode sw", "sweep"),
+            ("txl --config=configs/enwik8_2", "configs/enwik8_24l.py"),
+            ("txl --config.generate.detok", "--config.generate.detokenise"),
+        ],
+    ),
 )
 def test_bash_completes_flags_and_values_as_they_are_typed(typed, completions, tmp_path):
     """The shell runs the first word of the line, here a script of this test."""

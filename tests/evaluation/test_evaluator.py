@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny_models
 import tiny_runs
-from tiers import rest_slow
+from tiers import rest_integration, rest_slow
 
 import txl_jax
 from txl_jax import progress as progress_bar
@@ -57,7 +57,7 @@ def nll_of(cfg, tokens, mems):
     return np.asarray(nll)[0], after
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
+@pytest.mark.parametrize("batch_size", rest_integration(2, [1, 7, 3, 100]))
 @pytest.mark.parametrize("seg_len", [1, 8, 200])
 def test_every_target_is_scored_once_at_any_batch_and_segment(batch_size, seg_len):
     assert score(batch_size=batch_size, seg_len=seg_len).targets == len(TOKENS) - 1

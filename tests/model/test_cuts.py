@@ -51,7 +51,9 @@ KEPT += [(name, "cache") for name in ("window_tf", "no_window_everything_fits", 
 
 
 @pytest.mark.parametrize(("name", "kept_as"), KEPT)
-@pytest.mark.parametrize("parts", [(5, 5), (5, 1, 1, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize(
+    "parts", [(5, 1, 1, 1, 1, 1), pytest.param((5, 5), marks=pytest.mark.integration)], ids=str
+)
 def test_short_segments_with_memory_equal_one_long_segment(name, kept_as, parts):
     cfg, mem_len = PROMISED[name]
     text, want, final = whole(cfg, mem_len)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
-from tiers import rest_slow
+from tiers import rest_integration, rest_slow
 
 from txl_jax.model.kernels import choice
 from txl_jax.model.kernels.choice import KernelError
@@ -80,7 +80,7 @@ def test_jacobians_of_a_long_segment_are_those_of_reverse_mode():
         np.testing.assert_allclose(tiny.quick(order)(scale), second, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
+@pytest.mark.parametrize("transform", rest_integration(1, [jax.jit, lambda f: f]))
 def test_forward_mode_of_a_fused_kernel_names_the_other_implementations(transform, monkeypatch):
     """A kernel of another device is replaced; reverse mode takes its gradient as it is."""
     fused = type("Fused", (), {"attend": staticmethod(choice.reference.attend)})

@@ -10,7 +10,7 @@ import model_settings
 import numpy as np
 import pytest
 import tiny_models as tiny
-from tiers import rest_slow
+from tiers import rest_integration, rest_slow
 
 from txl_jax.model.kernels.choice import FUSED
 
@@ -34,7 +34,7 @@ def assert_equal(a, b, atol):
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=atol, rtol=0), a, b)
 
 
-@pytest.mark.parametrize("clamp_len", [-1, 3])
+@pytest.mark.parametrize("clamp_len", rest_integration(1, [3, -1]))
 def test_functions_of_memory_and_cache_are_stored_with_their_classes(clamp_len):
     cfg = tiny.config(clamp_len=clamp_len)
     variables, mems, tokens = tiny.variables(cfg), tiny.memory(cfg, [5, 8], 20), tiny.tokens
@@ -59,6 +59,7 @@ def cases():
     return [*((name, models[name]) for name in FEW), *models.items()]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("name", "cfg"), rest_slow(len(FEW), cases()))
 def test_any_number_of_rows_gives_the_numbers_of_the_model(name, cfg):
     variables, mem_len = tiny.variables(cfg), 0 if cfg.memory_free else M

@@ -16,6 +16,7 @@ import pytest
 import tiny_models as tiny
 from absent_devices import absent_tpus, needs_libtpu
 from planned_programs import experiment
+from tiers import rest_integration
 from tiny_runs import experiment as small_run
 
 import txl_jax
@@ -204,7 +205,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", rest_integration(3, FORMS))
 @pytest.mark.parametrize("compiled", [False, True])
 def test_all_products_and_gradients_have_the_precision_of_the_setting(form, compiled, monkeypatch):
     """Also those of functions with derivatives of their own, which JAX traces later."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 from jax.sharding import SingleDeviceSharding
+from tiers import rest_integration
 
 from benchmarks import program_kernels
 from txl_jax.model import products
@@ -46,7 +47,7 @@ def test_sides_are_padded_to_16_bytes_on_a_gpu_and_nothing_else_changes(on_gpu, 
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("mask", ["independent", "locked"])
+@pytest.mark.parametrize("mask", rest_integration(1, ["locked", "independent"]))
 def test_the_inner_states_of_a_feed_forward_layer_stay_padded(monkeypatch, activation, mask):
     """With the dropout and the gradients of states that are not."""
     sizes = {"d_model": 10, "n_head": 2, "d_head": 5, "d_inner": 13}

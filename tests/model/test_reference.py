@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import reference
 import tiny_models as tiny
-from tiers import rest_slow
+from tiers import rest_integration, rest_slow
 
 import txl_jax
 from txl_jax.config import ConfigError
@@ -168,7 +168,7 @@ def test_steps_from_memory_and_from_a_cache_equal_the_formulas(name):
         np.testing.assert_allclose(got, want, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", SOFTMAX)
+@pytest.mark.parametrize("name", rest_integration(6, SOFTMAX))
 def test_every_form_of_softmax_equals_the_formulas(name):
     run_segments(FORMS[name], MEM_LEN, FILLED, [{}, {"lengths": np.array([4, 0, 2], np.int32)}])
 

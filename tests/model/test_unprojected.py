@@ -47,7 +47,8 @@ def products(cfg, variables, mems, inputs):
     return costs["flops"]
 
 
-@pytest.mark.parametrize("seg_len", [pytest.param(1, marks=pytest.mark.integration), 2])
+@pytest.mark.integration
+@pytest.mark.parametrize("seg_len", [1, 2])
 @pytest.mark.parametrize("name", rest_slow(1, FORMS))
 def test_outputs_and_gradients_are_those_of_projected_states(name, seg_len):
     cfg, projected = both(seg_len, **FORMS[name])

@@ -347,6 +347,7 @@ def test_the_branches_of_a_conditional_are_known_however_they_are_written(line, 
 # What is printed, and what fits.
 
 
+@pytest.mark.integration
 def test_all_programs_are_told_with_their_numbers(capsys):
     changes = {"mesh.data": 8, "model.scan_layers": True, "generate.length": 1}
     assert ahead.compile_ahead(experiment(**changes), topology=None) == 0

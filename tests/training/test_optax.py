@@ -148,6 +148,7 @@ def test_clipping_schedule_decay_and_embedding_rate_are_as_for_the_own_rules():
     np.testing.assert_allclose(got["layer_0"]["outer"]["kernel"], w["k"], rtol=1e-5)
 
 
+@pytest.mark.integration
 def test_adam_of_optax_trains_as_adam(folder):
     assert_same_training(train_steps(folder), train_steps(folder, **optax_name("adam")), 1e-5)
 

@@ -111,6 +111,7 @@ def test_under_r_drop_it_is_the_mean_of_both_readings():
     assert abs(both[0] - both[1]) > 1e-3
 
 
+@pytest.mark.integration
 def test_tokens_of_the_context_are_not_decoded():
     params, some = tiny.variables(CFG)["params"], batch(context_len=2)
     mems = tiny.memory(CFG, [0] * B, 0)
