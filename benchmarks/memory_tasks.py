@@ -219,10 +219,11 @@ def _with_rate(optimizer_state, rate: float):
 
 
 class Rows:
-    """The rows of a folder, a file each."""
+    """The rows of a folder, a file each, and the rates and seeds that are asked for."""
 
-    def __init__(self, folder: str, sizes: Sizes):
+    def __init__(self, folder: str, sizes: Sizes, rates=RATES, seeds=SEEDS):
         self.folder, self.sizes = pathlib.Path(folder), sizes
+        self.rates, self.seeds = rates, seeds
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, task: str, model: str, rate: float, seed: int) -> pathlib.Path:
@@ -249,15 +250,15 @@ class Rows:
 
     def best_rate(self, task: str, model: str) -> float | None:
         """Returns the rate with the best score of seed 0, once the whole grid was run."""
-        grid = [self.read(task, model, rate, SEEDS[0]) for rate in RATES]
+        grid = [self.read(task, model, rate, self.seeds[0]) for rate in self.rates]
         if not all(grid):
             return None
-        return RATES[int(np.argmax([score(row) for row in grid]))]
+        return self.rates[int(np.argmax([score(row) for row in grid]))]
 
-    def seeds(self, task: str, model: str) -> list[dict[str, Any]]:
+    def of_best_rate(self, task: str, model: str) -> list[dict[str, Any]]:
         """Returns the rows of the best rate."""
         rate = self.best_rate(task, model)
-        found = [rate and self.read(task, model, rate, seed) for seed in SEEDS]
+        found = [rate and self.read(task, model, rate, seed) for seed in self.seeds]
         return [row for row in found if row]
 
 
@@ -270,11 +271,12 @@ def score(row: Any, share: float = 0.2) -> float:
 
 def missing(rows: Rows, tasks: list[str], models: list[str]) -> Iterator[tuple[Any, ...]]:
     """Yields what is still to run: the grid of a task for all models, then the other seeds."""
+    first, *others = rows.seeds
     for task in tasks:
-        for model, rate in itertools.product(models, RATES):
-            if not rows.read(task, model, rate, SEEDS[0]):
-                yield task, model, rate, SEEDS[0]
-        for model, seed in itertools.product(models, SEEDS[1:]):
+        for model, rate in itertools.product(models, rows.rates):
+            if not rows.read(task, model, rate, first):
+                yield task, model, rate, first
+        for model, seed in itertools.product(models, others):
             best = rows.best_rate(task, model)
             if best and not rows.read(task, model, best, seed):
                 yield task, model, best, seed
@@ -299,7 +301,7 @@ def table(rows: Rows) -> str:
     lines[0] += " | CPU seconds | parameters |"
     lines.append("|---" * 8 + "|")
     for task, model in itertools.product(TASKS, MODELS):
-        found = rows.seeds(task, model)
+        found = rows.of_best_rate(task, model)
         if found:
             scores = [score(row) for row in found]
             each, took = ", ".join(f"{x:.2f}" for x in scores), [row["cpu"] for row in found]
@@ -317,7 +319,7 @@ def draw(rows: Rows) -> None:
     """Draws the curves of all tasks, a line for each memory and a thin one for each seed."""
     from matplotlib.figure import Figure
 
-    tasks = [task for task in TASKS if any(rows.seeds(task, model) for model in MODELS)]
+    tasks = [task for task in TASKS if any(rows.of_best_rate(task, model) for model in MODELS)]
     columns = -(-len(tasks) // 2)
     figure = Figure(figsize=(4 * columns, 7), layout="constrained")
     panels = [*figure.subplots(2, columns, squeeze=False).flat]
@@ -326,7 +328,7 @@ def draw(rows: Rows) -> None:
     for axes, task in zip(panels, tasks, strict=False):
         axes.set(title=task, xlabel="environment steps", ylabel="mean return of an episode")
         for n, model in enumerate(MODELS):
-            curves = [np.array(row["curve"], float) for row in rows.seeds(task, model)]
+            curves = [np.array(row["curve"], float) for row in rows.of_best_rate(task, model)]
             for curve in curves:
                 axes.plot(*curve.T, color=f"C{n}", alpha=0.3, linewidth=0.8)
             if curves:
@@ -395,6 +397,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--budget", type=float, default=float("inf"), help="seconds after which no row starts")
     add("--tasks", default=",".join(TASKS))
     add("--models", default=",".join(MODELS))
+    add("--rates", default=",".join(map(str, RATES)), help="the grid of learning rates")
+    add("--seeds", default=",".join(map(str, SEEDS)), help="the first one is that of the grid")
     add("--table", action="store_true", help="only table.md and curves.png, from the rows")
     add("--speed", action="store_true", help="only speed.json")
     add("--rounds", type=int, default=10, help="of --speed")
@@ -402,7 +406,8 @@ def main(argv: list[str] | None = None) -> None:
         add(f"--{field.name}", type=int, default=field.default)
     flags = parser.parse_args(argv)
     sizes = Sizes(**{field.name: getattr(flags, field.name) for field in dataclasses.fields(Sizes)})
-    rows = Rows(flags.out, sizes)
+    rates, seeds = map(float, flags.rates.split(",")), map(int, flags.seeds.split(","))
+    rows = Rows(flags.out, sizes, tuple(rates), tuple(seeds))
     if flags.speed:
         text = json.dumps(speed(flags.rounds), indent=1) + "\n"
         (rows.folder / "speed.json").write_text(text)
