@@ -7,10 +7,12 @@ once, where the rollout starts. The plain model (plain_gtrxl.py) keeps hidden st
 all of them at every step. Learning is the gradient of ``--windows`` windows of ``--window`` steps,
 from a full memory of ``--learning-memory``. Both programs have the same parameters. Their outputs
 are compared first, and then they are timed in turn. The form and the length of a rollout are those
-of transformerXL_PPO_JAX: GTrXL of two layers, width 256, 8 heads, with gates, 128 steps.
+of transformerXL_PPO_JAX: GTrXL of two layers, width 256, 8 heads, with gates, 128 steps. With
+``--dtype=bfloat16`` both compute in it, and the plain model is timed in float32 too.
 """
 
 import argparse
+import dataclasses
 from typing import Any
 
 import jax
@@ -31,8 +33,8 @@ SETTINGS = {"d_model": 256, "n_head": 8, "n_layer": 2, "gating": True, "gating_b
 class Programs:
     """Both models with the same parameters."""
 
-    def __init__(self, settings: dict[str, Any]):
-        cfg = config_from_ppo_jax(settings)
+    def __init__(self, settings: dict[str, Any], dtype: Any):
+        cfg = dataclasses.replace(config_from_ppo_jax(settings), dtype=dtype)
         self.width, self.ours = cfg.d_model, txl_jax.TransformerXL(cfg)
         self.plain = PlainGTrXL(cfg.n_layer, cfg.n_head, cfg.gate_bias)
         x = jnp.zeros((1, 1, self.width))
@@ -108,16 +110,29 @@ class Programs:
 
     def _both(self, ours, plain, arguments):
         """The programs by name, after a check that their first results, the outputs, agree."""
+        dtype = self.ours.cfg.dtype
+        functions = {
+            "txl_jax": (ours, self.variables),
+            "plain Flax": (_in_dtype(plain, dtype), self.plain_variables),
+        }
+        if dtype != "float32":
+            functions["plain Flax, float32"] = plain, self.plain_variables
         runs = {}
-        for name, function, variables in (
-            ("txl_jax", ours, self.variables),
-            ("plain Flax", plain, self.plain_variables),
-        ):
+        for name, (function, variables) in functions.items():
             compiled: Any = jax.jit(function).lower(variables, *arguments).compile()
             runs[name] = lambda c=compiled, v=variables: c(v, *arguments)
-        got, want = (np.asarray(run()[0]) for run in runs.values())
-        np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max())
+        got, *others = (np.asarray(run()[0], np.float32) for run in runs.values())
+        near = 1e-4 if dtype == "float32" else 4 * jnp.finfo(dtype).eps
+        for want in others:
+            np.testing.assert_allclose(got, want, rtol=0, atol=near * np.abs(want).max())
         return {name: lambda run=run: timed(run) for name, run in runs.items()}
+
+
+def _in_dtype(function, dtype: str):
+    """The function of arguments that are cast to a dtype where they are floats."""
+    is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+    cast = lambda x: x.astype(dtype) if is_float(x) else x
+    return lambda *arguments: function(*jax.tree.map(cast, arguments))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -132,9 +147,10 @@ def main(argv: list[str] | None = None) -> None:
     add("--learning-memory", type=int, default=128)
     add("--width", type=int, default=256)
     add("--rounds", type=int, default=10)
+    add("--dtype", choices=("float32", "bfloat16"), default="float32")
     add("--out")
     flags = parser.parse_args(argv)
-    programs, rows = Programs({**SETTINGS, "d_model": flags.width}), []
+    programs, rows = Programs({**SETTINGS, "d_model": flags.width}, flags.dtype), []
     numbers = lambda text: [int(n) for n in text.split(",")]
     cases = [("act", n, m) for n in numbers(flags.environments) for m in numbers(flags.lengths)]
     for what, n, mem_len in [*cases, ("learn", flags.windows, flags.learning_memory)]:
@@ -143,12 +159,13 @@ def main(argv: list[str] | None = None) -> None:
         shape = (n, mem_len, steps) if what == "act" else (n, steps, mem_len)
         seconds = time_alternating(make(*shape), flags.rounds)
         took = {name: summary(found) for name, found in seconds.items()}
-        times = ratio(seconds["plain Flax"], seconds["txl_jax"])
+        ours = seconds.pop("txl_jax")
+        times = {name: ratio(found, ours) for name, found in seconds.items()}
         rows.append({"what": what, "rows": n, "mem_len": mem_len, "steps": steps, "times": times}
                     | {"seconds": took})  # fmt: skip
         rates = ", ".join(f"{name} {n * steps / t['median']:,.0f}/s" for name, t in took.items())
-        print(f"{what:<6} {n:>4} x {steps}, memory {mem_len:>4}: {rates}, {times['median']:.2f}x",
-              flush=True)  # fmt: skip
+        faster = ", ".join(f"{t['median']:.2f} times {name}" for name, t in times.items())
+        print(f"{what:<6} {n:>4} x {steps}, memory {mem_len:>4}: {rates}; {faster}", flush=True)
     settings = {k: v for k, v in vars(flags).items() if k != "out"}
     report = {"benchmark": "acting", "machine": machine(), "settings": settings}
     write(flags.out, {**report, "rows": rows})

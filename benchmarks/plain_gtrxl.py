@@ -30,7 +30,7 @@ class Attention(nn.Module):
         dense = lambda name, **kwargs: nn.DenseGeneral(shape, name=name, **kwargs)
         q = dense("query")(queries)
         key, value = dense("key")(states), dense("value")(states)
-        r = dense("pos_embed_mat", use_bias=False)(sinusoids(k, d))
+        r = dense("pos_embed_mat", use_bias=False)(sinusoids(k, d).astype(queries.dtype))
         u, v = (self.param(f"r_{x}_bias", nn.initializers.zeros, shape) for x in "wr")
         by_distance = jnp.einsum("btnh,knh->bntk", q + v, r)
         if t > 1:  # row i moves left by T-1-i
