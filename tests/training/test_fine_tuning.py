@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
@@ -124,6 +125,23 @@ def test_the_first_loss_is_the_starting_models_and_training_changes_it(
     assert record["step"] == txl_jax.load(str(trained)).step
     config = json.loads((tmp_path / "tuned" / "config.json").read_text())
     assert config["train"]["start_from"] == str(trained)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_optimizer_that_keeps_the_first_parameters_keeps_those_it_starts_from(
+    trained, tmp_path, scan_layers
+):
+    """Prodigy's rate is the distance from them, and cocob bets on them."""
+    changes = {"optimizer.name": "optax.contrib.cocob", "optimizer.learning_rate": 1.0}
+    changes |= {"model.scan_layers": scan_layers, **FEW}
+    *_, outcome = begin(tmp_path / "text", trained, tmp_path / "tuned", **changes)
+    kept = optax.tree_utils.tree_get(outcome.state.opt_state, "init_particles")
+    kept = {name.replace("one_layer", "layer"): x for name, x in arrays(kept).items()}
+    want = arrays(txl_jax.load(str(trained)).params)
+    assert kept.keys() == want.keys()
+    for name in want:
+        np.testing.assert_array_equal(kept[name], want[name], err_msg=name)
 
 
 def test_vocabulary_and_shape_are_those_of_the_starting_model(trained, tmp_path):

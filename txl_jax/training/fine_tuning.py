@@ -14,6 +14,8 @@ import os
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
 from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.loading import load
@@ -75,18 +77,23 @@ def load_encoded_corpus(exp: ExperimentConfig, vocab: Vocab | None) -> Corpus:
 
 
 def load_initial_params(
-    state: TrainState, exp: ExperimentConfig, vocab: Vocab, workdir: str, shardings: Shardings
+    state: TrainState,
+    optimizer: optax.GradientTransformation,
+    exp: ExperimentConfig,
+    vocab: Vocab,
+    workdir: str,
+    shardings: Shardings,
 ) -> TrainState:
-    """Returns the state at step 0 with the parameters of ``train.start_from``, if it is set.
+    """Returns the state at step 0 with the parameters of ``train.start_from``, which is set.
 
-    ``exp`` comes from :func:`resolve_experiment`, and ``vocab`` is that of the corpus. Writes
-    ``start.json`` into ``workdir``. Raises CheckpointError if the checkpoint cannot be read. Raises
-    ConfigError if the trained model has another shape or vocabulary, or if its parameters have
-    changed since the first start of this run.
+    The optimizer starts from these parameters, because some keep them in their state. ``exp`` comes
+    from :func:`resolve_experiment`, and ``vocab`` is that of the corpus. Writes ``start.json`` into
+    ``workdir``. Raises CheckpointError if the checkpoint cannot be read. Raises ConfigError if the
+    trained model has another shape or vocabulary, or if its parameters have changed since the
+    first start of this run.
     """
     folder = exp.train.start_from
-    if folder is None:
-        return state
+    assert folder is not None
     if _read_settings(folder, folder)[1] != vocab:
         raise _error(folder, "its vocabulary is not the vocabulary of the encoded text")
     try:
@@ -107,7 +114,10 @@ def load_initial_params(
     if exp.model.scan_layers:
         stacked = shardings.parameters(state.params)
         params = jax.jit(stack_layers, out_shardings=stacked)(params)
-    return state.replace(params=params)
+    spread = shardings.optimizer_state(state.opt_state)
+    state = state.replace(params=params, opt_state=None)  # gives memory back before it is needed
+    start = lambda params: optimizer.init(jax.tree.map(jnp.copy, params))  # both are donated
+    return state.replace(opt_state=jax.jit(start, out_shardings=spread)(params))
 
 
 def _read_settings(folder: str, named: str) -> tuple[ExperimentConfig, Vocab]:

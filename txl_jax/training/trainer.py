@@ -169,8 +169,10 @@ class Trainer:
         """Returns the restored state, or draws the first one; call it once."""
         exp, setup = self.exp, self.setup
         if not self._resumed:
-            drawn, vocab = setup.initial_state(exp), self.corpus.vocab
-            return load_initial_params(drawn, exp, vocab, self.log.workdir, setup.shardings)
+            if exp.train.start_from is None:
+                return setup.initial_state(exp)
+            where = self.corpus.vocab, self.log.workdir, setup.shardings
+            return load_initial_params(setup.initial_state(exp), setup.optimizer, exp, *where)
         if not exp.model.scan_layers:  # the layers in checkpoints are never stacked
             return self._restored.pop()
         layout = state_shardings(setup.shardings, setup.abstract)
