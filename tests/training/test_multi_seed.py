@@ -10,10 +10,10 @@ from tiers import rest_slow
 from tiny_runs import arrays, call, claimed, corpus_and_experiment, experiment, run, write_config
 
 import txl_jax
-from txl_jax.checkpoint.errors import WorkdirError
+from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.config import ConfigError, ExperimentConfig, override
 from txl_jax.training.loop import train
-from txl_jax.training.multi_seed import seed_array
+from txl_jax.training.multi_seed import common_step, seed_array
 from txl_jax.training.plan import build_plan
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.run import stored_experiment
@@ -109,6 +109,30 @@ def test_stopped_seeds_resume_from_the_last_step_that_all_have(together, folder,
         a, b = (arrays(txl_jax.load(str(w), "12", "raw").params) for w in (whole, cut))
         for key in a:
             np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("steps", "common"),
+    [
+        ({3: [4, 8], 4: [4]}, 4),
+        ({3: [], 4: []}, 0),
+        ({3: [4], 4: []}, 0),  # killed between their first saves
+        ({3: [8], 4: [4]}, "seed_3: 8; .*seed_4: 4"),
+        ({3: [], 4: [8, 12]}, "seed_3: none; .*seed_4: 8, 12"),  # such as one more seed
+    ],
+)
+def test_seeds_begin_again_only_before_all_have_a_checkpoint(folder, tmp_path, steps, common):
+    changes = SETTINGS | {"checkpoint.every": 4, "train.eval_every": 0}
+    corpus, exp = corpus_and_experiment(folder, **changes)
+    plan = build_plan(exp, corpus, str(tmp_path))
+    for seed, saved in steps.items():
+        for step in saved:
+            (tmp_path / f"seed_{seed}" / "checkpoints" / str(step)).mkdir(parents=True)
+    if isinstance(common, int):
+        assert common_step(plan) == common
+        return
+    with pytest.raises(CheckpointError, match=f"no step has a checkpoint of all seeds .*{common}"):
+        common_step(plan)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.feed import prefetch
+from txl_jax.messages import shown_path
 from txl_jax.model.kernels.choice import compiler_options
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.events import Logger
@@ -40,8 +41,7 @@ def open_seeds(
 
     Raises CheckpointError if the seeds cannot resume from the same step.
     """
-    steps_of_each = [set(CheckpointFolder(run.workdir).steps()) for run in plan.runs]
-    last_step = max(set.intersection(*steps_of_each), default=0)
+    last_step = common_step(plan)
     timer = GoodputTimer()  # shared, because all seeds wait for the same program
     with contextlib.ExitStack() as stack:
         trainers = [
@@ -93,6 +93,23 @@ class StackedSeeds:
     def part(self, tree: Any, seed: int) -> Any:
         """Returns a seed's part of a state or of metrics."""
         return self._select(tree, seed)
+
+
+def common_step(plan: Plan) -> int:
+    """Returns the newest step that all seeds have, or 0 before all have their first checkpoint."""
+    steps = {run.workdir: CheckpointFolder(run.workdir).steps() for run in plan.runs}
+    if common := set.intersection(*map(set, steps.values())):
+        return max(common)
+    exp = plan.runs[0].exp
+    first = min(exp.checkpoint.every, exp.train.eval_every or exp.train.steps)
+    if max(sum(steps.values(), [0])) <= first:
+        return 0  # stopped between the first saves of two seeds
+    lists = {shown_path(w): ", ".join(map(str, s)) or "none" for w, s in steps.items()}
+    told = "; ".join(f"{name}: {saved}" for name, saved in lists.items())
+    raise CheckpointError(
+        f"no step has a checkpoint of all seeds ({told}), and to begin again would discard their"
+        " records; resume each seed alone, as --workdir, or train in another workdir"
+    )
 
 
 def seeds_step(
