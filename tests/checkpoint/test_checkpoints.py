@@ -157,6 +157,19 @@ def test_damage_falls_back_to_the_checkpoint_before_it_and_loses_nothing(folder,
     assert (checkpoints / "damaged-3").is_dir()
 
 
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(folder):
+    """It would discard its records."""
+    exp, _, abstract, checkpoints = save_some(folder)
+    for step in ("2", "3"):
+        damage("truncated", checkpoints / step)
+    for _ in range(2):
+        with pytest.raises(
+            CheckpointError, match=r"no checkpoint in .* intact, .*repair damaged-3"
+        ):
+            restore(folder, exp, abstract)
+    assert sorted(os.listdir(checkpoints)) == ["damaged-2", "damaged-3"]
+
+
 def test_an_empty_folder_is_no_checkpoint(folder):
     exp, _, abstract, checkpoints = save_some(folder)
     (checkpoints / "9").mkdir()

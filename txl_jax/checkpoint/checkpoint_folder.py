@@ -108,12 +108,13 @@ class CheckpointFolder:
             count += 1
             name = f"damaged-{step}-{count}"
         move_folder(self.step_path(step), os.path.join(self.path, name))
-        print(
-            f"checkpoint {step} {fault}; moved aside to checkpoints/{name}, falling back to the"
-            " one before it",
-            file=stdout(),
-            flush=True,
-        )
+        print(f"checkpoint {step} {fault}; moved aside to checkpoints/{name}, falling back to the"
+              " one before it", file=stdout(), flush=True)  # fmt: skip
+
+    def damaged(self) -> list[str]:
+        """Returns the names of the checkpoints that were moved aside, oldest first."""
+        found = (re.fullmatch(r"damaged-(\d+)(?:-\d+)?", name) for name in names(self.path))
+        return [m[0] for m in sorted(filter(None, found), key=lambda m: int(m[1]))]
 
     def begin_replacing(self, step: int) -> None:
         """Renames a checkpoint to ``replaced-<step>``, so that its step can be saved again."""

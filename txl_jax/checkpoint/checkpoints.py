@@ -186,7 +186,8 @@ class Checkpoints(contextlib.AbstractContextManager):
 
         ``abstract`` has the shapes, dtypes and shardings of the state, and ``config`` the settings
         of this run. Steps after ``upto`` are ignored. Raises CheckpointError if the checkpoint has
-        another config, another format, or parameters only.
+        another config, another format, or parameters only, and if all checkpoints are damaged: to
+        begin again would discard the records of the run.
         """
         for step in reversed([s for s in self.steps() if upto is None or s <= upto]):
             meta, fault = self._checked_meta(step)
@@ -207,6 +208,12 @@ class Checkpoints(contextlib.AbstractContextManager):
                     f" program: {error or 'another process cannot read it'}"
                 ) from error
             return state, meta
+        damaged = on_process_zero(self._folder.damaged)
+        if damaged and not self.steps():
+            raise CheckpointError(
+                f"no checkpoint in {self._folder.path} is intact, and to begin again would discard"
+                f" the records of the run; repair {damaged[-1]}, or train in another workdir"
+            )
         return None
 
     def _restore_items(self, step: int, shapes: dict[str, Any]) -> Any:
