@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 import signal
 
 import numpy as np
@@ -14,6 +15,7 @@ from tiny_runs import train as train_loop
 from txl_jax import modes
 from txl_jax.analysis import ablation
 from txl_jax.analysis.results import AnalysisError
+from txl_jax.checkpoint.errors import AnotherRunError
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.checkpoint.workdir_files import check_writable
@@ -155,7 +157,30 @@ def test_rows_that_are_trained_already_are_taken_from_their_folders(table, done,
     overrides = {"ablation.rows": "none", "ablation.workdirs": f"none={folder}"}
     runs = ablation.table_runs(table, overrides, str(tmp_path))
     assert [(one.row, one.workdir) for one in runs] == [("none", str(folder))]
-    assert ablation.is_finished(runs[0])
+    ablation.run(table, overrides, str(tmp_path), never)
+
+
+@pytest.mark.integration
+def test_a_folder_with_other_settings_is_refused_before_training(table, done, tmp_path):
+    workdir = tmp_path / "done"
+    shutil.copytree(done[0], workdir)
+    (workdir / "none").rename(workdir / "kept")
+    changed = TRAINED | {"optimizer.learning_rate": "0.5"}
+    with pytest.raises(AnotherRunError, match="memory"):
+        ablation.run(table, changed, str(workdir), never)
+    assert read(workdir) == read(done[0])
+
+
+@pytest.mark.integration
+def test_a_row_that_was_stopped_before_its_last_validation_is_not_finished(table, done, tmp_path):
+    """It has a checkpoint of the last step, but a better one may be chosen in its place."""
+    workdir, again = tmp_path / "done", []
+    shutil.copytree(done[0], workdir)
+    log = workdir / "none" / "metrics.jsonl"
+    kept = [line for line in log.read_text().splitlines(True) if '"valid"' not in line]
+    log.write_text("".join(kept))
+    ablation.run(table, TRAINED, str(workdir), lambda exp, folder: again.append(folder))
+    assert again == [str(workdir / "none")]
 
 
 def test_every_seed_has_a_folder(table, tmp_path):

@@ -9,6 +9,7 @@ attention length is its memory length. For other models, it is the segment's len
 
 import dataclasses
 import functools
+import itertools
 import os
 import statistics
 from collections.abc import Callable, Mapping
@@ -17,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from txl_jax.analysis.results import AnalysisError, new_figure, show_share, write_results
-from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import parameter_count
-from txl_jax.checkpoint.workdir_files import check_unused, register_outputs
+from txl_jax.checkpoint.workdir_files import CONFIG, check_unused, register_outputs
 from txl_jax.config import (
     AblationConfig,
     ExperimentConfig,
@@ -39,8 +39,9 @@ from txl_jax.parallel import processes
 from txl_jax.parallel.device_memory import Work
 from txl_jax.parallel.processes import print_once
 from txl_jax.parallel.shardings import scoring_mesh
-from txl_jax.training.plan import check_evaluation_memory
-from txl_jax.training.run import train_and_evaluate
+from txl_jax.paths import path
+from txl_jax.training.plan import check_evaluation_memory, locked_workdirs, plan_run
+from txl_jax.training.run import is_trained, train_and_evaluate
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
 
@@ -78,10 +79,13 @@ def run(
             f" text with {argument('config.ablation.rows', 'ROW,ROW')}"
         )
     check_split([one for one in runs if not one.given], c)
-    processes.on_process_zero(lambda: register_outputs(workdir, "ablation"))
     for one in runs:
-        if not is_finished(one):
-            train(one.exp, one.workdir)
+        check_settings(one)
+    processes.on_process_zero(lambda: register_outputs(workdir, "ablation"))
+    trained = lambda one: one.given or is_trained(one.exp, one.workdir)
+    left = processes.on_process_zero(lambda: [not trained(one) for one in runs])
+    for one in itertools.compress(runs, left):
+        train(one.exp, one.workdir)
     rows = [score_row(one, c) for one in runs]
     if processes.is_process_zero():
         table, unit, name = summarize(rows), rows[0]["unit"], os.path.basename(config.split(":")[0])
@@ -148,12 +152,11 @@ def check_split(runs: list[RowRun], c: AblationConfig) -> None:
             ordered_streams(corpus.train, p.batch_size, p.seg_len, name="the train split")
 
 
-def is_finished(one: RowRun) -> bool:
-    """Tells whether the last step of a run is saved. A run with a given workdir is finished."""
-    try:
-        return one.given or load(one.workdir, "latest").step >= one.exp.train.steps
-    except (WorkdirError, CheckpointError):
-        return False
+def check_settings(one: RowRun) -> None:
+    """Raises AnotherRunError if the folder of a row has a run with other settings."""
+    if not one.given and path(one.workdir, CONFIG).exists():
+        with locked_workdirs(plan_run(one.exp, one.workdir)):
+            pass
 
 
 def score_row(one: RowRun, c: AblationConfig) -> dict[str, Any]:

@@ -9,9 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from txl_jax import records
 from txl_jax.analysis.results import AnalysisError, new_figure, show_share, write_results
-from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.errors import AnotherRunError
 from txl_jax.checkpoint.workdir_files import (
     CONFIG,
@@ -26,7 +24,7 @@ from txl_jax.parallel import processes
 from txl_jax.paths import path
 from txl_jax.standard_streams import say, stderr
 from txl_jax.training.plan import locked_workdirs, plan_run
-from txl_jax.training.run import train_and_evaluate
+from txl_jax.training.run import is_trained, train_and_evaluate, validations
 from txl_jax.units import UNIT_NAMES, Unit, format_value
 
 
@@ -90,8 +88,7 @@ def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any] = 
             raise AnotherRunError(
                 f"{named}: is the folder of another sweep", details=details
             ) from None
-    trained = lambda one, w: one.train.steps in validations(w).keys() & CheckpointFolder(w).steps()
-    done = lambda one, w: trained(one, w) and path(w, MODE_FILES["evaluate"][0]).exists()
+    done = lambda one, w: is_trained(one, w) and path(w, MODE_FILES["evaluate"][0]).exists()
     left = processes.on_process_zero(lambda: [not done(*pair) for pair in pairs])
     for n, (one, folder) in itertools.compress(enumerate(pairs, 1), left):
         processes.print_once(f"run {n} of {len(pairs)}: {shown_path(folder)}", stderr())
@@ -148,13 +145,6 @@ def grid_runs(exp: ExperimentConfig, workdir: str) -> list[tuple[str, dict[str, 
         runs = [override(one, {"seed": exp.seed + n}) for n in range(count)]
         cells[name] = name, settings, [(r, os.path.join(folder, f"seed_{r.seed}")) for r in runs]
     return list(cells.values())
-
-
-def validations(workdir: str) -> dict[int, dict[str, Any]]:
-    """Returns the records of a run's validations by step."""
-    file = os.path.join(workdir, "metrics.jsonl")
-    found = records.read_counted(file)[0] if path(file).exists() else []
-    return {record["step"]: record for record in found if record["kind"] == "valid"}
 
 
 def _figure(rows: list[SweepRow], unit: Unit) -> Any:

@@ -10,8 +10,9 @@ import os
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from txl_jax import records
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.loading import load
@@ -84,6 +85,18 @@ def train_and_evaluate(
         begun = int(outcomes[0].state.step) > 0
         raise Stopped(guard.signal, "saved" if begun else "before the first step, nothing to save")
     return FinishedRun([run.workdir for run in plan.runs], models, lines)
+
+
+def validations(workdir: str) -> dict[int, dict[str, Any]]:
+    """Returns the records of a run's validations by step."""
+    file = os.path.join(workdir, "metrics.jsonl")
+    found = records.read_counted(file)[0] if path(file).exists() else []
+    return {record["step"]: record for record in found if record["kind"] == "valid"}
+
+
+def is_trained(exp: ExperimentConfig, workdir: str) -> bool:
+    """Whether the last step of a run was validated and has a checkpoint."""
+    return exp.train.steps in validations(workdir).keys() & CheckpointFolder(workdir).steps()
 
 
 def check_steps(exp: ExperimentConfig, workdir: str) -> None:
