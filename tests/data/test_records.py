@@ -102,9 +102,9 @@ FORMS: dict[str, Any] = {
 }
 
 
-def documents(corpus):
-    """The documents of all splits as texts."""
-    parts = [getattr(corpus, split) for split in SPLITS]
+def documents(corpus, splits=SPLITS):
+    """The documents of splits as texts."""
+    parts = [getattr(corpus, split) for split in splits]
     assert all(isinstance(part, Pieces) for part in parts)
     return [corpus.vocab.decode(document) for part in parts for document in part]
 
@@ -382,6 +382,19 @@ def test_documents_of_no_or_one_token_are_left_out_and_counted(tmp_path, capsys)
         "train split: documents of one token, which has no target, are left out: 1"
         in capsys.readouterr().err
     )
+
+
+def test_bytes_words_and_lines_are_those_of_each_record_that_is_kept(tmp_path):
+    """Bits per byte and word perplexity have them as denominators."""
+    texts = ["é", "two words", "é", "and\nthree more", "é"] * 30
+    (tmp_path / "x.jsonl").write_bytes(json_lines(texts))
+    corpus = load_corpus("text", tmp_path / "x.jsonl", vocab="char", cache_dir=tmp_path / "c")
+    for split in SPLITS:
+        kept = documents(corpus, [split])
+        assert kept, split
+        assert corpus.info["bytes"][split] == sum(len(text.encode()) for text in kept)
+        assert corpus.info["words"][split] == sum(len(text.split()) for text in kept)
+        assert corpus.info["lines"][split] == sum(len(text.splitlines()) for text in kept)
 
 
 def test_the_same_text_in_other_documents_is_another_corpus(tmp_path):

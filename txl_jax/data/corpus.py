@@ -41,7 +41,7 @@ from txl_jax.standard_streams import say, stderr
 
 __all__ = ["Corpus", "DataError", "corpus_from_config", "load_corpus"]
 
-CODE_VERSION = 2  # increased when a change gives the same text other tokens
+CODE_VERSION = 3  # increased when a change gives the same text other tokens or counts
 
 DEFAULT_VOCAB: dict[str, Kind] = {
     "ptb": "word",

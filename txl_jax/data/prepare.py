@@ -6,6 +6,7 @@ is found in the text is kept in ``corpus.json``, so that each run can say it.
 """
 
 import codecs
+import collections
 import dataclasses
 import json
 import platform
@@ -85,7 +86,10 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
             text = _utf8_checked(text, split, found)
         if source.has_documents:
             documents = source.documents(split, text)
-            n, found["short"][split] = _write_documents(source, documents, vocab, where, path)
+            n, left_out, kept = _write_documents(source, documents, vocab, where, path)
+            found["short"][split] = left_out
+            if source.separator is None:  # each is a text of its own
+                of_text = dict(kept)
         elif kind == "sentence":
             n = _write_sentences(text, vocab, where, path, source.protocol["protocol"] == "double")
         else:
@@ -165,14 +169,16 @@ def _wrong_counts(source: Source, found: Mapping[str, Mapping[str, int]]) -> lis
 
 def _write_documents(
     source: Source, documents: Iterable[bytes], vocab: Vocab, where: str, path: Path
-) -> tuple[int, int]:
+) -> tuple[int, int, collections.Counter[str]]:
     """Writes the ids of documents and where each begins.
 
-    Returns the number of tokens, and of the documents that are left out: without a separator, those
-    of fewer than two tokens, because they have no target. The last token of a separator begins the
-    next document (:mod:`txl_jax.data.pieces`).
+    Returns the number of tokens, that of the documents that are left out, and the counts of the
+    others (:func:`_counted`). Without a separator, documents of fewer than two tokens are left out,
+    because they have no target. The last token of a separator begins the next document
+    (:mod:`txl_jax.data.pieces`).
     """
     starts, ended, mark, short = list[int](), [False], source.separator, [0]
+    kept = collections.Counter[str]()
     if mark is not None and not len(vocab.encode(mark)):
         fix = "set data.document_separator to a text with a token"
         raise DataError(f"{where}: the separator {mark!r} has no token in this vocabulary; {fix}")
@@ -187,6 +193,10 @@ def _write_documents(
             if mark is None and size < 2:
                 short[0] += 1
                 continue
+            of_document: dict[str, int] = {}
+            for _ in _counted([document], of_document):
+                pass
+            kept.update(of_document)
             starts.append(begin)
             ended.append(last)
             offset += size
@@ -201,7 +211,7 @@ def _write_documents(
         fix = "set data.document_separator to a text that ends each document"
         raise DataError(f"{where}: the separator {mark!r} does not occur; {fix}")
     write_npy(path.with_suffix(STARTS), np.dtype(np.int64), [np.unique(starts)])
-    return n, short[0]
+    return n, short[0], kept
 
 
 def _write_sentences(
