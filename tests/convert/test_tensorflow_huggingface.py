@@ -76,6 +76,12 @@ def test_huggingfaces_state_gives_the_parameters_of_the_pytorch_layout(form):
     assert_equal(got, params_from_pytorch(foreign_states.pytorch(cfg), cfg))
 
 
+def test_null_is_the_default_of_a_setting():
+    for build, given in ((config_from_huggingface, HF), (config_from_tensorflow, TF)):
+        nulls = dict.fromkeys(("clamp_len", "dropout", "cutoffs" if given is TF else "dropatt"))
+        assert build({**given, **nulls}) == build(dict(given))
+
+
 def log_softmax(x):
     x = x - x.max(-1, keepdims=True)
     return x - np.log(np.exp(x).sum(-1, keepdims=True))

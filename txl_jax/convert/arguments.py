@@ -1,7 +1,7 @@
 """Functions for all formats: they convert constructor arguments in both directions."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from txl_jax.checkpoint.errors import ModelFormatError
@@ -22,6 +22,11 @@ WITHOUT_EFFECT_ON_SCORES = {
     *("dtype", "matmul_precision", "scan_layers", "remat", "kernel"),
 }
 """Settings of training alone or of the computation. Any other setting is this project's own."""
+
+
+def given(args: Mapping[str, Any], ignored: Collection[str] = ()) -> dict[str, Any]:
+    """Returns the settings that are not ignored and not null, which is the default."""
+    return {k: v for k, v in args.items() if k not in ignored and v is not None}
 
 
 def take_settings(

@@ -36,7 +36,7 @@ def config_from_huggingface(config: Mapping[str, Any]) -> TransformerXLConfig:
     Keys that do not affect the model are ignored. Raises ModelFormatError if a key is missing or
     not supported.
     """
-    c = {"clamp_len": 1000, **config}
+    c = {"clamp_len": 1000, **arguments.given(config)}
     if "n_token" in c:
         c.setdefault("vocab_size", c["n_token"])
     arguments.require_one_of("attn_type", c.get("attn_type", 0), (0,))

@@ -68,7 +68,7 @@ def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLCon
     ``impl`` is ``"kimiyoung"`` (the default) or ``"nvidia"``, and ``untie_r`` gives each layer its
     own u and v, as in TF. Raises ModelFormatError if one is missing, unknown, or not supported.
     """
-    args = {name: value for name, value in constructor_args.items() if name not in IGNORED}
+    args = arguments.given(constructor_args, IGNORED)
     what = "constructor arguments of the original"
     settings = arguments.take_settings(args, what, *NAMES, "untie_r", **RATES)
     impl, attn_type = args.pop("impl", "kimiyoung"), args.pop("attn_type", 0)

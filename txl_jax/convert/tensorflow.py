@@ -54,7 +54,7 @@ def config_from_tensorflow(args: Mapping[str, Any]) -> TransformerXLConfig:
     ``cutoffs`` from 0 to V as in ``corpus-info.json``. Defaults are those of the TensorFlow code.
     Raises ModelFormatError if a flag is missing or unknown.
     """
-    args = {name: value for name, value in args.items() if name not in IGNORED}
+    args = arguments.given(args, IGNORED)
     if "vocab_size" in args:
         args["n_token"] = args.pop("vocab_size")
     names = ("untie_r", "div_val", "proj_same_dim", "init_std", "proj_init_std")
