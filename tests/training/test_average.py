@@ -16,6 +16,7 @@ from txl_jax.parallel.shardings import make_mesh
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.plan import training_streams
 from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.run import chosen_model
 from txl_jax.training.state import choose_weights, init_state
 from txl_jax.training.step import train_step
 
@@ -92,6 +93,16 @@ def test_each_average_that_has_begun_is_validated_and_the_best_is_the_model(trai
         best = min(losses, key=lambda name: losses[name])
         assert txl_jax.load(str(workdir), str(record["step"])).weights == best
     assert set(losses) == {"raw", "swa", "ema"}
+
+
+def test_a_finished_run_is_evaluated_with_the_weights_that_are_asked_for_now(trained):
+    workdir, _ = trained
+    best = txl_jax.load(str(workdir))
+    for use in ("raw", "swa", "ema"):
+        weights = chosen_model(str(workdir), use).weights
+        assert weights == (use if use in (best.weights, *best.others) else best.weights)
+    assert chosen_model(str(workdir), "best").weights == best.weights
+    assert best.others
 
 
 def test_unknown_weights_are_refused_by_name(trained):

@@ -76,7 +76,9 @@ def train_and_evaluate(
             for run, outcome, logger in zip(plan.runs, outcomes, loggers, strict=True):
                 if outcome.finished:
                     settings = dataclasses.replace(run.exp, model=plan.evaluated)
-                    trained = with_settings(load(run.workdir), settings)
+                    trained = with_settings(
+                        chosen_model(run.workdir, settings.average.use), settings
+                    )
                     report = (trained, plan.corpus, run.workdir, guard, logger, plan.evaluators)
                     label = f"seed {run.exp.seed}: " if several else ""
                     lines.append(label + evaluate_and_generate(*report))
@@ -85,6 +87,12 @@ def train_and_evaluate(
         begun = int(outcomes[0].state.step) > 0
         raise Stopped(guard.signal, "saved" if begun else "before the first step, nothing to save")
     return FinishedRun([run.workdir for run in plan.runs], models, lines)
+
+
+def chosen_model(workdir: str, use: str) -> TrainedModel:
+    """Loads the best model with the weights ``average.use``, if its checkpoint has them."""
+    trained = load(workdir)
+    return load(workdir, weights=use) if use in trained.others else trained
 
 
 def validations(workdir: str) -> dict[int, dict[str, Any]]:
