@@ -33,7 +33,7 @@ from txl_jax.config.folders import path_text, workdir_path
 from txl_jax.data.vocab import Text, check_text, texts_of
 from txl_jax.evaluation.any_text import TextScore, score_any_text
 from txl_jax.evaluation.results import Evaluation
-from txl_jax.generation.prompts import read_prompts
+from txl_jax.generation.prompts import check_length, read_prompts
 from txl_jax.generation.results import Generated, Generation
 from txl_jax.generation.text import Continuation, continuations
 from txl_jax.generation.write import formatted
@@ -113,8 +113,7 @@ class LanguageModel(TrainedModel):
             settings, prompt = {"prompt": prompt, **settings}, None
         trained = _with_section(self, "generate", settings)
         c = trained.config.generate
-        if not c.length:
-            raise ConfigError("generate.length = 0: nothing is generated; give another length")
+        check_length(c)
         prompts = read_prompts(c) if prompt is None else texts_of(prompt, "prompt")
         made: list[Generated] = []
         for first in range(0, len(prompts), c.batch_size):

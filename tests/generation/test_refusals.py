@@ -94,6 +94,15 @@ def test_a_line_of_prompts_that_is_not_json_is_named_by_file_and_line(chars, tmp
         assert refused(*generating(chars, prompts_file=path)).startswith(where + text)
 
 
+def test_no_new_tokens_are_refused_and_the_last_sample_stays(chars, tmp_path, refused):
+    """The rows of a table have the length 0 in their settings."""
+    workdir = tmp_path / "model"
+    shutil.copytree(chars, workdir)
+    (workdir / "sample.txt").write_text("kept")
+    assert refused(*generating(workdir, length=0)).startswith("generate.length = 0: nothing is")
+    assert (workdir / "sample.txt").read_text() == "kept"
+
+
 def test_a_file_without_prompts_is_refused(chars, tmp_path, refused):
     for name, content in (("none.txt", ""), ("none.jsonl", "\n \n")):
         path = tmp_path / name

@@ -114,6 +114,19 @@ def test_the_stop_text_that_ends_first_counts_and_then_the_longer_one():
             assert len(row.nll) == len(text + ended)
 
 
+def test_a_stop_text_of_ids_is_a_whole_id():
+    vocab, made = Vocab.from_ids(200), [12, 170, 7, 3]
+    for stops, text, ended in (
+        (("7",), " 12 170 ", "7"),
+        (("70", "2 1"), " 12 170 7 3", "length"),
+        (("170 7",), " 12 ", "170 7"),
+    ):
+        for size in (1, 2, 4):
+            row, shown = in_pieces(vocab, [0], made, [size] * (4 // size), stop=stops)
+            assert (row.text, row.ended) == (text, ended)
+            assert "".join(shown) == text
+
+
 def scripted(monkeypatch, vocab, prompts, made, size, **settings):
     """The rows of :func:`continuations` where the model makes these tokens, some at a time."""
     cfg = tiny_models.config(vocab_size=len(vocab))

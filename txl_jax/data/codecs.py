@@ -352,8 +352,8 @@ class IdCodec(Codec):
         if "" in symbols:
             raise DataError("the symbol '' must have a character")
         white = any(symbol.isspace() for symbol in symbols)
-        self._is_text = white and all(len(symbol) == 1 for symbol in symbols)
-        self._written = list(symbols) if self._is_text else list(map(_one_word, symbols))
+        self.is_text = white and all(len(symbol) == 1 for symbol in symbols)
+        self._written = list(symbols) if self.is_text else list(map(_one_word, symbols))
         self._ids = {symbol: i for i, symbol in enumerate(self._written)}
         if len(self._ids) < len(symbols):
             raise DataError("two symbols differ only in how white space is written in them")
@@ -361,14 +361,14 @@ class IdCodec(Codec):
     def encode_blocks(self, blocks, where, end_last_line):
         """Raises UnknownSymbolError for a word that is neither a symbol nor an id below V."""
         n = len(self.symbols)
-        texts = decode_utf8(blocks, where) if self._is_text else whole_words(blocks, where)
+        texts = decode_utf8(blocks, where) if self.is_text else whole_words(blocks, where)
         for text in texts:
-            words = list(text) if self._is_text else text.split()
+            words = list(text) if self.is_text else text.split()
             plain = (int(w) if w.isascii() and w.isdigit() and len(w) < 19 else -1 for w in words)
-            numbers = itertools.repeat(-1, len(words)) if self._is_text else plain
+            numbers = itertools.repeat(-1, len(words)) if self.is_text else plain
             ids = [self._ids.get(w, i) for w, i in zip(words, numbers, strict=True)]
             if wrong := [w for w, i in zip(words, ids, strict=True) if not 0 <= i < n]:
-                if self._is_text:
+                if self.is_text:
                     fault, fix = "symbol", f"its symbols are {n} characters"
                 else:
                     fault, fix = "id", f"write ids from 0 to {n - 1}, with white space between them"
@@ -377,7 +377,7 @@ class IdCodec(Codec):
 
     def decode(self, ids):
         """Returns the symbols, joined by spaces, or the text that they are."""
-        return ("" if self._is_text else " ").join(self._written[i] for i in ids)
+        return ("" if self.is_text else " ").join(self._written[i] for i in ids)
 
 
 def _one_word(symbol: str) -> str:

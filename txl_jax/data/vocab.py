@@ -169,6 +169,11 @@ class Vocab:
         return self._codec.lower_case
 
     @property
+    def writes_words(self) -> bool:
+        """Whether each id is written as a word, as ``17`` for an id of the user's own."""
+        return isinstance(self._codec, codecs.IdCodec) and not self._codec.is_text
+
+    @property
     def keeps_line_ends(self) -> bool:
         """Whether a carriage return is a part of the tokens, not only white space or a line end."""
         return self.kind in ("byte", "char", "subword", "tokenizer")

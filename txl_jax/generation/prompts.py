@@ -21,6 +21,12 @@ from txl_jax.standard_streams import check_stdin
 MAX_BYTES = 1 << 30  # largest file of prompts; devices and pipes may be endless
 
 
+def check_length(c: GenerateConfig) -> None:
+    """Raises ConfigError if nothing would be generated."""
+    if not c.length:
+        raise ConfigError("generate.length = 0: nothing is generated; give another length")
+
+
 def read_prompts(c: GenerateConfig) -> Sequence[Text]:
     r"""Reads the prompt or all prompts of ``prompts_file``; a ``.npy`` file has ids.
 

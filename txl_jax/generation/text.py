@@ -3,6 +3,7 @@
 import codecs
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -105,9 +106,11 @@ class Continuation:
         if last and not self.c.valid_text:
             self._decoded += self._decoder.flush()
         ends = []  # (end, start, stop text) for each stop text in the new characters
+        whole = r"(?<!\S){}(?!\S)" if self.vocab.writes_words else "{}"
         for stop in self.c.stop:
-            start = self._decoded.find(stop, max(0, before - len(stop) + 1))
-            ends += [(start + len(stop), start, stop)] if start >= 0 else []
+            pattern = re.compile(whole.format(re.escape(stop)))
+            if found := pattern.search(self._decoded, max(0, before - len(stop) + 1)):
+                ends.append((found.end(), found.start(), stop))
         if ends:
             _, start, self.ended = min(ends)
             self._decoded = self._decoded[:start]

@@ -17,7 +17,7 @@ from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import GenerateConfig
 from txl_jax.data.vocab import Text, encode_prompts
 from txl_jax.files import atomic_write
-from txl_jax.generation.prompts import prompt_key, read_prompts
+from txl_jax.generation.prompts import check_length, prompt_key, read_prompts
 from txl_jax.generation.sampling import Sampling
 from txl_jax.generation.text import Continuation, continuations, printable, prompt_text
 from txl_jax.records import append_new
@@ -47,6 +47,7 @@ def write_continuations(
     Raises ConfigError or DataError if a prompt cannot be read or encoded.
     """
     c = trained.config.generate
+    check_length(c)
     prompts, quiet = read_prompts(c), c.json == "-"
     encode_prompts(trained.vocab, prompts, prompt_key(c))  # raises errors before the first output
     single = len(prompts) == 1 and c.samples == 1 and not quiet
