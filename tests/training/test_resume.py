@@ -167,6 +167,19 @@ def test_a_finished_run_started_again_changes_nothing(tmp_path):
         np.testing.assert_array_equal(value, before[1][key])
 
 
+@pytest.mark.integration
+def test_a_resumed_run_says_that_its_validation_has_changed(tmp_path, capsys):
+    """The best checkpoint is chosen by validation loss, and these are losses of two kinds."""
+    few = {"train.steps": 4, "train.eval_every": 2}
+    run(tmp_path, tmp_path / "run", **few)
+    assert "validation has changed" not in capsys.readouterr().err
+    run(tmp_path, tmp_path / "run", **few, **{"validate.batch_size": 2})
+    assert "validation has changed" not in capsys.readouterr().err
+    run(tmp_path, tmp_path / "run", **few, **{"validate.temperature": 1.5})
+    said = "since checkpoint 4 validation has changed (validate.temperature: 1.0 -> 1.5); the best"
+    assert said in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def killed_folder(tmp_path_factory):
     """A text, a config of some hundred steps with dropout, and a run of it to the end."""
