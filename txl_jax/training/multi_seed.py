@@ -108,7 +108,7 @@ def common_step(plan: Plan) -> int:
     told = "; ".join(f"{name}: {saved}" for name, saved in lists.items())
     raise CheckpointError(
         f"no step has a checkpoint of all seeds ({told}), and to begin again would discard their"
-        " records; resume each seed alone, as --workdir, or train in another workdir"
+        " records; resume each seed alone in its folder, or train in another workdir"
     )
 
 
