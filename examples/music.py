@@ -1,6 +1,6 @@
 """Songs whose repeats only memory can reach: composed, learnt, continued, written as MIDI, drawn.
 
-    pip install 'txl_jax[music]'
+    pip install -e '.[music]'
     python examples/music.py --workdir=runs/music
 
 A song has the form AABA: a tune of 32 notes, again, another tune, and the first one again. A note

@@ -1,6 +1,6 @@
 """PPO with a Transformer-XL memory, on the environments of gymnax, all on the device.
 
-    pip install 'txl_jax[agents]'
+    pip install -e '.[agents]'
     python examples/ppo.py --workdir=runs/chain                      # MemoryChain-bsuite
     python examples/ppo.py --workdir=runs/blind --mem_len=0          # control: no memory
     python examples/ppo.py --workdir=runs/pole --env=CartPole-v1 --hide=1,3 --updates=30
@@ -65,6 +65,10 @@ class Settings:
     gate_bias: float = 2.0
 
     def __post_init__(self):
+        counts = ("updates", "environments", "steps", "window", "epochs", "minibatches", "heads")
+        for name in counts:
+            if getattr(self, name) < 1:
+                raise SystemExit(f"--{name}={getattr(self, name)} must be at least 1")
         for name, of in (("window", "steps"), ("minibatches", "environments"), ("heads", "width")):
             if getattr(self, of) % getattr(self, name):
                 sizes = f"--{name}={getattr(self, name)}", f"--{of}={getattr(self, of)}"
@@ -190,19 +194,26 @@ class Environments:
             import gymnax
 
             self.env, params = gymnax.make(c.env)
-        pairs = [pair.split("=") for pair in filter(None, c.env_params.split(","))]
+        pairs = [pair.partition("=")[::2] for pair in filter(None, c.env_params.split(","))]
+        known = [field.name for field in dataclasses.fields(params)]
+        if unknown := [name for name, value in pairs if name not in known or not value]:
+            raise SystemExit(f"--env_params={unknown[0]}: give NAME=VALUE of {', '.join(known)}")
         changed = {name: type(getattr(params, name))(float(value)) for name, value in pairs}
         self.params, self.rows = params.replace(**changed), c.environments
         space = self.env.action_space(self.params)
         self.actions = Choice(space) if hasattr(space, "n") else Gaussian(space)
         self._states = getattr(self.env.observation_space(self.params), "n", None)
         self._hidden = [int(number) for number in filter(None, c.hide.split(","))]
+        jax.eval_shape(self.reset, jax.random.key(0))  # checks --hide before anything is compiled
 
     def _seen(self, observations) -> jax.Array:
         if self._states is not None:  # the number of a state
             observations = jax.nn.one_hot(observations, self._states)
         flat = observations.reshape(self.rows, -1).astype(jnp.float32)
-        return flat[:, [n for n in range(flat.shape[1]) if n not in self._hidden]]
+        entries = range(flat.shape[1])
+        if not set(self._hidden) < set(entries):
+            raise SystemExit(f"--hide: give some of 0 to {len(entries) - 1}, and not all of them")
+        return flat[:, [n for n in entries if n not in self._hidden]]
 
     def reset(self, key) -> World:
         """Starts an episode in every environment."""
@@ -214,7 +225,8 @@ class Environments:
     def step(self, key, world: World, action) -> tuple[World, jax.Array, jax.Array]:
         """Returns the environments after a step, rewards and episode returns, [B] each.
 
-        ``begins`` of the new world is true where the episode ended; the return counts there.
+        ``begins`` of the new world is true where the episode ended; the return counts there. A
+        time limit counts as an end: its value target is not that of the last observation.
         """
         keys = jax.random.split(key, self.rows)
         step = jax.vmap(self.env.step, in_axes=(0, 0, 0, None))
