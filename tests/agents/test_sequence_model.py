@@ -244,7 +244,9 @@ def test_arrays_that_do_not_fit_are_refused(wrong, told):
     ("name", "told"),
     [
         ("reset", "give mask"),
+        ("begins", "give mask"),
         ("mems", "give initial_carry"),
+        ("carry", "give initial_carry"),
         ("lengths", "core"),
         ("train", "core"),
     ],
@@ -252,6 +254,23 @@ def test_arrays_that_do_not_fit_are_refused(wrong, told):
 def test_what_core_calls_otherwise_is_not_left_unused(name, told):
     with pytest.raises(TypeError, match=rf"^SequenceModel\(\) has no argument '{name}': .*{told}"):
         MODEL.apply(VARIABLES, INPUTS, BEGINS, **{name: None})
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_carry_of_another_dtype_comes_back_in_that_of_the_model(dtype):
+    """Else a scan over it ends in an error of JAX."""
+    model: Any = agents.SequenceModel(dataclasses.replace(CFG, dtype=dtype), M)
+    other = "float32" if dtype == "bfloat16" else "bfloat16"
+    hidden, filled = model.initialize_carry(None, (3, D))
+    given = tuple(x.astype(other) for x in hidden), filled.astype("int16")
+    (hidden, filled), _ = model.apply(VARIABLES, INPUTS[:, :1], None, given)
+    assert [x.dtype for x in hidden] == [dtype] * CFG.n_layer
+    assert filled.dtype == "int32"
+
+
+def test_a_table_of_its_layers_can_be_printed():
+    shown = MODEL.tabulate(jax.random.key(0), INPUTS)
+    assert "SequenceModel" in shown
 
 
 def test_a_model_that_would_learn_other_outputs_than_it_acted_on_is_refused():

@@ -131,7 +131,8 @@ def test_a_cache_needs_a_memory_and_a_segment_of_at_least_one_token():
         )
     model = txl_jax.TransformerXL(CFG)
     cache = model.apply(tiny.variables(CFG), MEMS, seg_len=1, method="init_cache")
-    assert refusal("init_cache", mems=cache) == f"mems must be {a_memory}, not Cache"
+    fix = "a Memory, whose states are not projected"
+    assert refusal("init_cache", mems=cache) == f"mems must be {fix}, not Cache"
 
 
 def test_a_memory_of_no_size_is_refused():

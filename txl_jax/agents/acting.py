@@ -32,7 +32,8 @@ def check_for_agents(c: TransformerXLConfig) -> None:
 
 def refuse_arguments_of_core(names: Iterable[str]) -> None:
     """Raises ArgumentError for a name that has another one in a sequence model, or no meaning."""
-    reasons = {"mems": "give initial_carry", "reset": "give mask"}
+    reasons = {"mems": "give initial_carry", "carry": "give initial_carry"}
+    reasons |= {"reset": "give mask", "begins": "give mask"}
     reasons |= dict.fromkeys(("train", "lengths"), "use TransformerXL with method='core'")
     check_names("SequenceModel", [name for name in names if name in reasons], [], reasons)
 

@@ -70,8 +70,7 @@ class SequenceModel(nn.Module):
             check_array("mask", mask := jnp.asarray(mask), "bool or numbers", (b, t))
         hidden = jax.ShapeDtypeStruct((b, m, self.cfg.d_model), jnp.dtype(core.cfg.dtype))
         like = (hidden,) * self.cfg.n_layer, jax.ShapeDtypeStruct((b,), jnp.int32)
-        carry = self.initialize_carry(None, (b,)) if initial_carry is None else initial_carry
-        carry = tree_like("initial_carry", carry, like, "see initialize_carry")
+        carry = tree_like("initial_carry", initial_carry, like, "see initialize_carry")
         layers, filled = jax.lax.stop_gradient(carry)
         past, begins = Memory(jnp.stack(layers), filled), None if mask is None else mask != 0
         states, new, mems = core.core_and_inputs(inputs, past, reset=begins)

@@ -46,16 +46,19 @@ def check_array(name: str, value: Any, dtype: str, *shapes: tuple[int | str, ...
 
 
 def tree_like(name: str, value: Any, like: Any, how: str) -> Any:
-    """Returns the arrays of a tree in the structure of the tree ``like``.
+    """Returns the arrays of a tree in the structure and the dtypes of the tree ``like``.
 
-    Raises ValueError unless each array has the shape of that of ``like``, and both are floats or
-    both are not. ``how`` tells the user where such a tree comes from.
+    ``None`` stands for zeros. Raises ValueError unless each array has the shape of that of
+    ``like``, and both are floats or both are not. ``how`` tells where such a tree comes from.
     """
+    if value is None:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
     kind = lambda x: (x.shape, jnp.issubdtype(x.dtype, jnp.floating))
     is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")
     leaves, wanted = jax.tree.leaves(value), jax.tree.leaves(like)
     if all(map(is_array, leaves)) and list(map(kind, leaves)) == list(map(kind, wanted)):
-        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+        cast = [x.astype(y.dtype) for x, y in zip(leaves, wanted, strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(like), cast)
     name_of = lambda x: f"{x.dtype} {_shown(x.shape)}" if is_array(x) else type(x).__name__
     told, got = (", ".join(map(name_of, x)) or "empty" for x in (wanted, leaves))
     raise ValueError(f"{name} must be {told} ({how}), not {got}")
@@ -186,6 +189,8 @@ def any_memory(mems: Any) -> Memory:
     """Returns a memory with ``filled`` as int32; ValueError unless it is one of arrays."""
     if not isinstance(mems, Memory):
         wanted = "a Memory of init_mems (or, in place of it, a Cache of init_cache)"
+        if isinstance(mems, Cache):
+            wanted = "a Memory, whose states are not projected"
         raise ValueError(f"mems must be {wanted}, not {type(mems).__name__}")
     check_array("mems.hidden", mems.hidden, "floats", ("L", "B", "M", "D"))
     return mems.replace(filled=int32_array("mems.filled", mems.filled, ("B",)))
