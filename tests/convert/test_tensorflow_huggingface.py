@@ -82,6 +82,14 @@ def test_null_is_the_default_of_a_setting():
         assert build({**given, **nulls}) == build(dict(given))
 
 
+@pytest.mark.parametrize("build", [config_from_huggingface, config_from_tensorflow])
+@pytest.mark.parametrize(("name", "value"), [("cutoffs", 5), ("clamp_len", "8")])
+def test_a_setting_of_another_type_is_named(build, name, value):
+    given = HF if build is config_from_huggingface else TF
+    with pytest.raises(ModelFormatError, match=rf"^{name} = {value!r}: must be a"):
+        build({**given, name: value})
+
+
 def log_softmax(x):
     x = x - x.max(-1, keepdims=True)
     return x - np.log(np.exp(x).sum(-1, keepdims=True))

@@ -25,8 +25,17 @@ WITHOUT_EFFECT_ON_SCORES = {
 
 
 def given(args: Mapping[str, Any], ignored: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the settings that are not ignored and not null, which is the default."""
-    return {k: v for k, v in args.items() if k not in ignored and v is not None}
+    """Returns the settings that are not ignored and not null, which is the default.
+
+    Raises ModelFormatError for a number in place of a list, or the reverse.
+    """
+    found = {k: v for k, v in args.items() if k not in ignored and v is not None}
+    kinds: dict[str, Any] = {"cutoffs": (list, tuple), "tie_projs": (list, tuple), "clamp_len": int}
+    for name, kind in kinds.items():
+        if name in found and not isinstance(found[name], kind):
+            wanted = "an integer" if kind is int else "a list"
+            raise ModelFormatError(f"{name} = {found[name]!r}: must be {wanted}")
+    return found
 
 
 def take_settings(
