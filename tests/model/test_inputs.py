@@ -11,6 +11,7 @@ import tiny_models as tiny
 from tiers import rest_slow
 
 import txl_jax
+from txl_jax import agents
 from txl_jax.model import inputs
 
 CFG = tiny.config(past_decode=True)
@@ -116,6 +117,19 @@ def test_a_wrong_keyword_names_the_right_one(method):
     near = {"init_cache": "seg_len"}.get(method, "lengths")
     expected = f"{method}() has no argument {near[:-1]!r}; the nearest is {near!r}"
     assert refusal(method, **{near[:-1]: 1}) == expected
+
+
+@pytest.mark.parametrize("wrong", [-3, 6, 2**31 + 1])
+def test_more_states_than_slots_or_fewer_than_none_are_refused(wrong):
+    expected = f"mems.filled[1] = {wrong}: must be from 0 to 5, the slots of the memory"
+    filled = np.array([0, wrong, 5])
+    for method in (name for name, arguments in METHODS.items() if "mems" in arguments):
+        assert refusal(method, mems=MEMS.replace(filled=filled)) == expected
+    model, variables = txl_jax.TransformerXL(CFG), tiny.variables(CFG)
+    cache = model.apply(variables, MEMS, seg_len=T, method="init_cache").replace(filled=filled)
+    assert refusal("core", mems=cache) == expected.replace("mems.filled", "the cache's filled")
+    with pytest.raises(ValueError, match=r"^mems.filled\[1\] = "):
+        agents.StateBuffer.start(MEMS.replace(filled=filled), 2)
 
 
 def test_a_segment_without_tokens_and_a_context_that_is_no_number_are_refused():

@@ -177,12 +177,11 @@ def memory(c: TransformerXLConfig, mems: Any, b: int | str = "B") -> Any:
         if len(layers) != c.n_layer:
             raise ValueError(f"the cache has {len(layers)} layers, and this model has {c.n_layer}")
         check_array("the cache's keys", layers[0].keys, "floats", shape)
-        return mems.replace(filled=int32_array("the cache's filled", mems.filled, (b,)))
+        return mems.replace(filled=_filled("the cache's filled", mems, b))
     mems = any_memory(mems)
     b = mems.hidden.shape[1] if b == "B" else b
     check_array("mems.hidden", mems.hidden, "floats", (c.n_layer, b, "M", c.d_model))
-    filled = int32_array("mems.filled", mems.filled, (b,))
-    return Memory(jnp.asarray(mems.hidden, c.dtype), filled)
+    return Memory(jnp.asarray(mems.hidden, c.dtype), _filled("mems.filled", mems, b))
 
 
 def any_memory(mems: Any) -> Memory:
@@ -193,7 +192,12 @@ def any_memory(mems: Any) -> Memory:
             wanted = "a Memory, whose states are not projected"
         raise ValueError(f"mems must be {wanted}, not {type(mems).__name__}")
     check_array("mems.hidden", mems.hidden, "floats", ("L", "B", "M", "D"))
-    return mems.replace(filled=int32_array("mems.filled", mems.filled, ("B",)))
+    return mems.replace(filled=_filled("mems.filled", mems, "B"))
+
+
+def _filled(name: str, mems: Memory | Cache, b: int | str) -> jax.Array:
+    why = f"must be from 0 to {mems.mem_len}, the slots of the memory"
+    return int32_array(name, mems.filled, (b,), allowed=range(mems.mem_len + 1), why=why)
 
 
 def _check_not_empty(name: str, array: Any) -> None:
