@@ -186,6 +186,27 @@ def test_runs_with_other_settings_in_the_folder_are_refused(folder):
     assert train.folders == []
 
 
+@pytest.mark.integration
+def test_runs_that_were_validated_in_another_way_are_refused(folder):
+    sweep_mode.run(experiment(folder), str(folder / "s"), fake_train(loss_of))
+    table, train = (folder / "s" / "sweep.json").read_bytes(), fake_train(loss_of)
+    more = {"loss.ar": [0.0, 0.5, 0.7]}
+    other = experiment(folder, {**GRID, **more}, **{"validate.mem_len": 3})
+    with pytest.raises(WorkdirError) as error:
+        sweep_mode.run(other, str(folder / "s"), train)
+    first, fix, *different = str(error.value).splitlines()
+    assert first.endswith(
+        "/seed_0 was validated with other settings, and losses of both kinds cannot be compared"
+    )
+    assert fix == "name another folder for the sweep; what differs:"
+    assert different == ["validate.mem_len: 16 -> 3"]
+    assert train.folders == []
+    assert (folder / "s" / "sweep.json").read_bytes() == table
+    rows = experiment(folder, {**GRID, **more}, **{"validate.batch_size": 1})
+    assert len(sweep_mode.run(rows, str(folder / "s"), train).rows) == 6
+    assert len(train.folders) == 4
+
+
 def test_a_grid_is_read_from_flags_as_from_python():
     flags = {"sweep.grid.optimizer.learning_rate": "5e-3,1e-3", "sweep.grid.loss.ar": "0,0.5"}
     lists = {"sweep.grid": {"model.cutoffs": "[[10], [20, 30]]", "model.pre_lnorm": "true,false"}}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from txl_jax.analysis.results import AnalysisError, new_figure, show_share, write_results
 from txl_jax.checkpoint.errors import AnotherRunError
+from txl_jax.checkpoint.workdir import read_record
 from txl_jax.checkpoint.workdir_files import (
     CONFIG,
     MODE_FILES,
@@ -18,7 +19,7 @@ from txl_jax.checkpoint.workdir_files import (
     register_outputs,
 )
 from txl_jax.config import ConfigError, ExperimentConfig, flatten, override
-from txl_jax.config.changes import is_free
+from txl_jax.config.changes import changed_validation, is_free
 from txl_jax.messages import argument, one_line, short_repr, shown_path
 from txl_jax.parallel import processes
 from txl_jax.paths import path
@@ -77,6 +78,7 @@ def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any] = 
     processes.on_process_zero(lambda: check_unused(workdir, "sweep"))
     pairs = [pair for *_, runs in cells for pair in runs]
     plans = [plan_run(*pair) for pair in pairs]
+    processes.on_process_zero(lambda: _check_validation(pairs))
     processes.on_process_zero(lambda: register_outputs(workdir, "sweep"))
     for plan in plans:
         try:
@@ -119,6 +121,18 @@ def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any] = 
     if processes.is_process_zero():
         write_results(workdir, str(sweep), files)
     return sweep
+
+
+def _check_validation(pairs: list[tuple[ExperimentConfig, str]]) -> None:
+    """Raises AnotherRunError if a run of the folder was validated with other settings."""
+    known = [pair for pair in pairs if path(pair[1], CONFIG).exists() and validations(pair[1])]
+    for exp, folder in known:
+        if changed := changed_validation(read_record(folder), exp):
+            raise AnotherRunError(
+                f"{shown_path(folder)} was validated with other settings, and losses of both kinds"
+                " cannot be compared",
+                details=["name another folder for the sweep; what differs:", *changed],
+            )
 
 
 def grid_runs(exp: ExperimentConfig, workdir: str) -> list[tuple[str, dict[str, Any], list[Any]]]:

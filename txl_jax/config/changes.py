@@ -68,6 +68,13 @@ def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     return [f"{key}: {short_repr(x)} -> {short_repr(y)}" for key, x, y in other]
 
 
+def changed_validation(before: Mapping[str, Any], exp: ExperimentConfig) -> list[str]:
+    """Returns the settings of validation that have other values than in a record."""
+    old, new = flatten(before.get("validate", {})), flatten(exp.to_dict()["validate"])
+    other = [key for key in old if old[key] != new.get(key) and key != "batch_size"]
+    return [f"validate.{key}: {old[key]} -> {new.get(key)}" for key in other]
+
+
 def is_free(key: str) -> bool:
     """Whether a resumed run may change a setting, see :data:`FREE_TO_CHANGE`."""
     return any(key == free or key.startswith(free + ".") for free in FREE_TO_CHANGE)

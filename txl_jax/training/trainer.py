@@ -19,7 +19,8 @@ from txl_jax.checkpoint.checkpoints import RAW, Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.checkpoint.trained_model import parameter_count
 from txl_jax.checkpoint.workdir_files import AUTOTUNED
-from txl_jax.config import ConfigError, ExperimentConfig, flatten, optax_rules
+from txl_jax.config import ConfigError, optax_rules
+from txl_jax.config.changes import changed_validation
 from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.on_device import DeviceText, device_text, training_position
 from txl_jax.evaluation.evaluator import Score
@@ -91,7 +92,7 @@ def open_trainer(
         with contextlib.closing(log):
             trainer = Trainer(plan, run, checkpoints, log, guard, restored, meta)
             trainer.log_start(step, bool(meta))
-            if changed := _changed_validation(meta.get("config", {}), exp):
+            if changed := changed_validation(meta.get("config", {}), exp):
                 log.message(
                     f"note: since checkpoint {step} validation has changed ({'; '.join(changed)});"
                     " the best checkpoint is chosen from losses of both kinds"
@@ -100,13 +101,6 @@ def open_trainer(
                 yield trainer
             finally:
                 log.message(log.goodput.line())
-
-
-def _changed_validation(before: Mapping[str, Any], exp: ExperimentConfig) -> list[str]:
-    """Returns the settings of validation that have other values than in a checkpoint."""
-    old, new = flatten(before.get("validate", {})), flatten(exp.to_dict()["validate"])
-    other = [key for key in old if old[key] != new.get(key) and key != "batch_size"]
-    return [f"validate.{key}: {old[key]} -> {new.get(key)}" for key in other]
 
 
 class Trainer:
