@@ -1,7 +1,7 @@
-"""Set-up of every test: eight CPU devices, nothing outside temporary folders.
+"""Set-up of every test: eight CPU devices, no files outside temporary folders.
 
-Environment variables are used where the programs that tests start should see the same. What
-is set already is left alone, so ``JAX_PLATFORMS=cuda pytest -m gpu`` reaches a GPU. Which tests
+Environment variables are used where the programs that tests start need the same settings. Those
+that are set already are kept, so ``JAX_PLATFORMS=cuda pytest -m gpu`` reaches a GPU. Which tests
 run by default is in ``setup.cfg``.
 """
 
@@ -21,24 +21,24 @@ SCRATCH = tempfile.mkdtemp(prefix="txl_jax_tests_")
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TXL_DATA_DIR", os.path.join(SCRATCH, "data"))
-# Tests trace the same small programs again and again; a program seen before then compiles in a
+# Tests trace the same small programs again and again; a program in this cache compiles in a
 # tenth of the time (measured: 14 s -> 1.4 s for the gradient of a 3-layer model).
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(SCRATCH, "compiled"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
-# Most of a test's time is compiling, and the programs are too small to gain from good code. With
-# the variable set to 0 the same tests run on what users compile.
+# Most of a test's time is compilation, and the programs are too small to gain from optimisation.
+# With this variable set to 0, the tests compile their programs as users do.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # JAX looks up the source line of every operation, which takes time, and no test reads it.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
-# Half of the compiler's time is its way of writing fused loops; where there is another, that is
-# taken (measured: 9.6 s -> 3.9 s for the train step of a 2-layer model). Later versions have only
-# that way. The programs are also too small to gain from parts that are compiled side by side.
+# Half of the compile time is XLA's fusion emitters; older versions can switch them off
+# (measured: 9.6 s -> 3.9 s for the train step of a 2-layer model). The programs are also too small
+# to gain from compiling their parts in parallel.
 EARLIER = Version(importlib.metadata.version("jaxlib")) < Version("0.11.1")
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and EARLIER:
     whole = "--xla_cpu_parallel_codegen_split_count=1"
     flags = (os.environ.get("XLA_FLAGS"), "--xla_cpu_use_fusion_emitters=false", whole)
     os.environ["XLA_FLAGS"] = " ".join(filter(None, flags))
-# Eight devices may otherwise wait for each other for ever, see txl_jax/parallel/processes.py.
+# Without this flag, eight devices may wait for each other for ever (txl_jax/parallel/processes.py).
 IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 os.environ["XLA_FLAGS"] = " ".join(filter(None, (os.environ.get("XLA_FLAGS"), IN_ORDER)))
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -50,7 +50,7 @@ import pytest  # noqa: E402
 
 HELPERS = sorted(file.stem for file in (ROOT / "tests" / "helpers").glob("*.py"))
 pytest.register_assert_rewrite(*HELPERS)
-# Whose fixtures several test modules use.
+# Modules with fixtures that several test modules use.
 pytest_plugins = [
     "absent_devices",
     "corpus_files",
@@ -60,14 +60,14 @@ pytest_plugins = [
 ]
 
 jax.config.update("jax_num_cpu_devices", 8)
-# Traced programs are many small objects that stay, and JAX does work of its own in each collection.
+# Traced programs are many long-lived small objects, and JAX adds work to each garbage collection.
 gc.set_threshold(200_000, 20, 100)
 
 
-with contextlib.suppress(ImportError, AttributeError):  # another version of JAX
+with contextlib.suppress(ImportError, AttributeError):  # absent in some versions of JAX
     from jax._src.interpreters import mlir
 
-    # JAX loads its dialects anew for each of the thousands of small programs that tests compile
+    # JAX loads its MLIR dialects for each of the thousands of small programs that tests compile
     # (measured: 4 ms each, and 8% of the processor time of the default tests).
     DIALECTS = mlir.make_ir_context()
     mlir.make_ir_context = lambda: DIALECTS
@@ -76,7 +76,7 @@ LARGE = 4 << 30  # bytes
 
 
 def _resident() -> int:
-    """Returns the memory of this process in bytes, or a large number where Linux does not say."""
+    """Returns the memory of this process in bytes, or ``LARGE`` where /proc does not say."""
     try:
         pages = pathlib.Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     except OSError:
@@ -86,23 +86,23 @@ def _resident() -> int:
 
 @pytest.fixture(autouse=True, scope="module")
 def _give_memory_back():
-    """Frees what modules of tests leave: a worker of the whole suite grew to 6 GB otherwise.
+    """Frees the memory that a test module leaves: without it, a worker grew to 6 GB.
 
     JAX keeps traced and compiled programs, and glibc keeps freed memory in its arenas. Freeing
-    takes time, and modules share small programs, so it is done where a worker has become large.
+    takes time, and modules share small programs, so only a worker that has become large does it.
     """
     yield
     if _resident() < LARGE:
         return
     jax.clear_caches()
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # another C library
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 @pytest.fixture
 def as_users_compile():
-    """Programs that this test compiles are optimised, as those of users are."""
+    """Programs that a test with this fixture compiles are optimised, as those of users are."""
     reduced = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", False)
     jax.clear_caches()
@@ -113,7 +113,7 @@ def as_users_compile():
 
 @pytest.fixture
 def float32_products():
-    """Products are float32 on accelerators too, where published numbers are compared with."""
+    """Matrix products are float32 on accelerators too, to compare with published numbers."""
     with jax.default_matmul_precision("highest"):
         yield
 

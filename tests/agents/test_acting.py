@@ -1,4 +1,4 @@
-"""Acting equals learning: steps from a memory give what windows from the buffer's memory give."""
+"""Acting and learning give equal outputs: single steps, and windows from the buffer's memory."""
 
 import dataclasses
 import doctest
@@ -36,7 +36,7 @@ def model_and_variables(cfg, seed=0):
 
 
 def assert_close(got, want, what=""):
-    """To 1e-5 of the largest entry, or of 1."""
+    """Allows differences of 1e-5 times the largest magnitude, or 1e-5 if that is below 1."""
     bound = TOLERANCE * max(1.0, float(np.abs(want).max()))
     np.testing.assert_allclose(got, want, rtol=0, atol=bound, err_msg=what)
 
@@ -67,13 +67,13 @@ def log_probabilities(outputs):
 
 
 def drawn(rng, steps, ends=0.2):
-    """Inputs [B,T,D] and begins [B,T] at random."""
+    """Random inputs [B,T,D], and begins [B,T], each true with the probability ``ends``."""
     inputs = rng.standard_normal((B, steps, D)).astype(np.float32)
     return inputs, rng.random((B, steps)) < ends
 
 
 def act_and_learn(cfg, mem_len, length, seg_len, seed, ends):
-    """Acts for three rollouts; after each, learns on all of its windows."""
+    """Acts for three rollouts; after each, compares its outputs with those of all its windows."""
     model, variables = model_and_variables(cfg)
     rng = np.random.default_rng(seed)
     buffer = agents.StateBuffer.start(model.init_mems(B, mem_len), length)
@@ -90,7 +90,7 @@ def act_and_learn(cfg, mem_len, length, seg_len, seed, ends):
             assert_close(log_probabilities(got), log_probabilities(outputs[:, part]), where)
 
 
-# The memory is empty at first. Lengths and episodes then fill it partly, fully or more than once.
+# The memory is empty at first; the rollouts then fill it partly, fully or more than once.
 @pytest.mark.parametrize(
     ("mem_len", "length", "seg_len"), rest_integration(1, [(4, 6, 3), (9, 5, 5), (1, 4, 3)])
 )
@@ -180,7 +180,7 @@ def test_several_agents_act_under_vmap_as_each_alone():
 
 
 def test_an_actor_of_new_parameters_projects_the_memory_again():
-    """An actor of the old parameters is unchanged: it owns its parameters and its cache."""
+    """An actor with the old parameters does not change: it has its own parameters and cache."""
     model, old = model_and_variables(CFG)
     new = tiny.variables(CFG, seed=1)
     mems = tiny.memory(CFG, (0, 2, 5), 5)
@@ -219,7 +219,7 @@ def assert_memory(mems, history, mem_len, rows=range(B)):
 @pytest.mark.parametrize("mem_len", [0, 1, 4, 7])
 def test_memory_before_any_step_holds_the_states_of_its_episode(mem_len):
     rng, steps, length = np.random.default_rng(mem_len), 7 + 5, 5
-    mems = tiny.memory(CFG, (0, 2, 7), 7)  # where the first rollout starts
+    mems = tiny.memory(CFG, (0, 2, 7), 7)  # the memory before the first rollout
     buffer, history, past = agents.StateBuffer.start(mems, length), History(), []
     history.states = [list(np.swapaxes(tiny.real_states(mems, b), 0, 1)) for b in range(B)]
     for _ in range(4):
@@ -301,7 +301,7 @@ def test_a_buffer_takes_integers_of_any_type(dtype, jitted):
     as_given = mems.replace(filled=cast(0, 2, 3))
     states = jnp.asarray(rng.standard_normal((2, B, steps, D)), jnp.float32)
     begins = jnp.asarray(rng.random((B, steps)) < 0.005)
-    full = cast(100, 120, 127)  # real slots of a buffer; 300 steps more would overflow
+    full = cast(100, 120, 127)  # numbers of real slots; 300 more would overflow int8
 
     def read(mems, stored, before, rows):
         start = agents.StateBuffer.start(mems, steps=np.int16(steps))
@@ -320,7 +320,7 @@ def test_a_buffer_takes_integers_of_any_type(dtype, jitted):
 
 def test_states_of_another_shape_are_refused():
     buffer = agents.StateBuffer.start(txl_jax.TransformerXL(CFG).init_mems(B, 3), 6)
-    states, begins = jnp.zeros((4, 2, B, D)), jnp.zeros((B, 4), bool)  # time first
+    states, begins = jnp.zeros((4, 2, B, D)), jnp.zeros((B, 4), bool)  # wrong: time is first
     with pytest.raises(ValueError, match=r"states must be floats \[2,3,T,8\], not float32 \[4,2"):
         buffer.add(states, begins)
     with pytest.raises(ValueError, match=r"begins must be bool \[3,4\]"):
@@ -337,7 +337,7 @@ def test_states_of_another_shape_are_refused():
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_row_of_length_0_skips_the_step(cached):
-    """Its memory stays, and its next outputs are those without the skipped step."""
+    """The row's memory does not change, and its next outputs are those without that step."""
     model, variables = model_and_variables(CFG)
     past = tiny.memory(CFG, (0, 2, 5), 5)
     if cached:

@@ -1,4 +1,4 @@
-"""memorax's PPO and R2D2 take our torso as it is; they run in an environment of their own."""
+"""memorax's PPO and R2D2 use SequenceModel unchanged; they run in a Python venv of their own."""
 
 import json
 import os
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """A Python with memorax: that of TXL_MEMORAX_PYTHON, or one that is made here."""
+    """The path of a Python with memorax: TXL_MEMORAX_PYTHON, or that of a new venv."""
     if ready := os.environ.get("TXL_MEMORAX_PYTHON"):
         return ready
     folder = tmp_path_factory.mktemp("memorax")
@@ -32,7 +32,7 @@ def python(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ran(python, tmp_path_factory):
-    """Runs a mode of the program, in a folder that all share."""
+    """A function that runs the program in a mode, and returns the folder of all results."""
     folder = tmp_path_factory.mktemp("runs")
 
     def run(mode):
@@ -48,7 +48,7 @@ def ran(python, tmp_path_factory):
 def test_ppo_learns_from_the_outputs_it_acted_on_and_resumes(ran):
     folder = ran("ppo")
     for divergence, entropy in json.loads((folder / "ppo.json").read_text()):
-        # The divergence is computed before the only update of a rollout.
+        # The divergence of acting and learning, computed before the only update of a rollout.
         assert abs(divergence) < 1e-6
         assert 0.1 < entropy < 0.7
     ran("resume")
@@ -60,7 +60,7 @@ def test_ppo_learns_from_the_outputs_it_acted_on_and_resumes(ran):
 
 def test_ppo_remembers(ran):
     found = json.loads((ran("learn") / "learn.json").read_text())
-    assert found["trained"] > 0.5  # without memory the mean is 0
+    assert found["trained"] > 0.5  # without memory the mean return is 0
     assert found["tested"] > 0.9
 
 

@@ -1,4 +1,4 @@
-"""A recurrent Flax module: a step at a time gives what a window gives, from any carry."""
+"""SequenceModel, a recurrent Flax module: single steps give what a window gives."""
 
 import dataclasses
 import doctest
@@ -39,7 +39,7 @@ assert BEGINS[:, 1:].any()
 
 
 def assert_close(got, want):
-    """To 1e-5 of the largest entry, or of 1: rounding in another order."""
+    """Allows for rounding: 1e-5 times the largest magnitude, or 1e-5 if that is below 1."""
     bound = 1e-5 * max(1.0, float(np.abs(want).max()))
     np.testing.assert_allclose(got, want, rtol=0, atol=bound)
 
@@ -69,7 +69,7 @@ def test_steps_and_segments_of_any_length_give_what_one_window_gives(name):
     for lengths in ([1] * T, [4, 1, 4]):
         carry, got = in_parts(model, variables, lengths)
         assert_close(got, want)
-        for row in range(B):  # the slots before an episode may hold anything
+        for row in range(B):  # slots that are not filled may hold anything
             real = slice(M - int(filled[row]), M)
             for one, other in zip(carry[0], hidden, strict=True):
                 assert_close(one[row, real], other[row, real])
@@ -80,7 +80,7 @@ def test_a_window_is_core_with_the_same_parameters():
     core: Any = txl_jax.TransformerXL(CFG)
     options: Any = {"mems": core.init_mems(B, M), "method": "core", "reset": BEGINS}
 
-    def loss(apply, states):  # the gradient of the outputs' squares, and what apply gives
+    def loss(apply, states):  # ((sum of squares, result of apply), gradient)
         both = lambda v: (jnp.sum(states(found := apply(v)) ** 2), found)
         return tiny.quick(jax.value_and_grad(both, has_aux=True))(VARIABLES)
 
@@ -107,7 +107,7 @@ def test_an_episode_sees_nothing_earlier_and_a_row_nothing_of_the_others():
     assert_close(got[first], want[first])
     assert_close(got[1], unmasked[1])
     assert np.abs(got[1] - want[1]).max() > 1e-3
-    # A program may reset rows itself, as recurrent cells are reset.
+    # A program may also reset rows of the carry itself, as for other recurrent cells.
     keep = lambda a, b: jnp.where(first.reshape(B, *[1] * (b.ndim - 1)), a, b)
     assert_close(after(jax.tree.map(keep, fresh, before), None), got)
 
@@ -258,7 +258,7 @@ def test_what_core_calls_otherwise_is_not_left_unused(name, told):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_carry_of_another_dtype_comes_back_in_that_of_the_model(dtype):
-    """Else a scan over it ends in an error of JAX."""
+    """The returned carry has the dtypes of ``initialize_carry``."""
     model: Any = agents.SequenceModel(dataclasses.replace(CFG, dtype=dtype), M)
     other = "float32" if dtype == "bfloat16" else "bfloat16"
     hidden, filled = model.initialize_carry(None, (3, D))

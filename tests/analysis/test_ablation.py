@@ -1,4 +1,4 @@
-"""Tables of rows: every row is trained once, scored at every length, and its best length found."""
+"""Ablations: each row of a table is trained once and scored at all lengths of attention."""
 
 import csv
 import json
@@ -94,7 +94,7 @@ def test_a_value_is_that_of_an_evaluation_at_this_length(table, done):
 
 
 def slow_loss(trained, tokens, p):
-    """Segment after segment of every stream, memory carried or context given, by hand."""
+    """Returns the mean loss, by hand: segments of each stream with carried memory or context."""
     longest = -(-(len(tokens) - 1) // p.batch_size)
     losses = []
     for start in range(0, longest * p.batch_size, longest):
@@ -173,7 +173,7 @@ def test_a_folder_with_other_settings_is_refused_before_training(table, done, tm
 
 @pytest.mark.integration
 def test_a_row_that_was_stopped_before_its_last_validation_is_not_finished(table, done, tmp_path):
-    """It has a checkpoint of the last step, but a better one may be chosen in its place."""
+    """The row has a checkpoint of the last step, but validation may choose a better one."""
     workdir, again = tmp_path / "done", []
     shutil.copytree(done[0], workdir)
     log = workdir / "none" / "metrics.jsonl"

@@ -1,4 +1,4 @@
-"""Attention by distance is what queries and keys give, written out; its averages and its files."""
+"""Attention by distance, its averages and files, against a computation written out."""
 
 import csv
 import dataclasses
@@ -56,7 +56,7 @@ def compiled_quickly(monkeypatch):
 
 
 def terms_of(h_i, h_j, distance, n, p, u, v, cfg):
-    """The terms of a score by letter, before the division by sqrt(H)."""
+    """Returns the terms of a score by letter, before the division by sqrt(d_head)."""
     q, k = h_i @ p["query"][:, n], h_j @ p["key"][:, n]
     if cfg.attention == "relative":
         r = reference.sinusoid(distance, cfg) @ p["position"][:, n]
@@ -74,15 +74,15 @@ def terms_of(h_i, h_j, distance, n, p, u, v, cfg):
 
 
 def slow(cfg, params, tokens, memory, mem_len):
-    """The weight of each distance for each query, and its terms: [L,N,T,K] by name.
+    """Returns the weight of each distance for each query, and of its terms: [L,N,T,K] by name.
 
-    Also returns the next memory. There is one row; distances that a query does not see are NaN.
+    Also returns the next memory. The batch size is 1; distances that a query does not see are NaN.
     """
     t, n_past = len(tokens), len(memory[0])
     embedded = [reference.embedding(params, cfg, token) for token in tokens]
     _, after = reference.core(params, cfg, embedded, memory, max(mem_len, t))
     if cfg.same_length:
-        assert mem_len >= t  # else the window above were another
+        assert mem_len >= t  # otherwise the core above used a wider window
     shape = (cfg.n_layer, cfg.n_head, t, mem_len + t)
     letters = LETTERS.get(cfg.attention, "")
     found = {name: np.full(shape, np.nan) for name in ("all", *letters)}
@@ -115,7 +115,7 @@ def slow(cfg, params, tokens, memory, mem_len):
 
 
 def slow_sums(found, weights):
-    """Sums over the queries of weight 1, by name, and how many saw each distance."""
+    """Returns sums over the queries of weight 1, by name, and how many see each distance."""
     summed = {}
     for name, x in found.items():
         summed[name] = sum(w * np.nan_to_num(x[:, :, i]) for i, w in enumerate(weights))
@@ -136,7 +136,7 @@ def float64(cfg):
 @pytest.mark.integration
 @pytest.mark.parametrize("case", CASES)
 def test_sums_are_those_of_queries_and_keys_written_out(case):
-    """The rows have a full, a half empty and an empty memory; some queries have weight 0."""
+    """The rows have a full, a partly filled and an empty memory; some queries have weight 0."""
     cfg = tiny_models.config(**CASES[case])
     params, tokens = tiny_models.variables(cfg)["params"], tiny_models.tokens(cfg, 3, T)
     mems = tiny_models.memory(cfg, [M, 2, 0], M)
@@ -220,7 +220,7 @@ def test_distances_that_only_a_later_layer_sees_are_kept():
 
 
 def trained(cfg, params=None, seg_len=T, mem_len=M, evaluated_with=M, vocab=None, **settings):
-    """Returns random parameters as a trained model, whose training memory was 2."""
+    """Returns a trained model of random parameters; training memory is 2, or 0 without memory."""
     context = 0 if evaluated_with else 2
     cut = {"seg_len": 2, "mem_len": evaluated_with and 2, "context_len": context}
     scored = {"seg_len": 2, "mem_len": evaluated_with, "context_len": context}
@@ -239,7 +239,7 @@ def trained(cfg, params=None, seg_len=T, mem_len=M, evaluated_with=M, vocab=None
 
 
 def slow_averages(cfg, streams, seg_len, mem_len, context_len):
-    """Means by distance, spans and counts of the queries with a full past, segment by segment."""
+    """Returns means by distance, mean distances and counts, over segments with a full past."""
     params, queries = float64(cfg), 0
     total: dict[str, Any] = {}
     seen: Any = 0
@@ -275,7 +275,7 @@ READ: dict[str, tuple[dict[str, Any], int, int, int]] = {
 
 
 MOST_SPECIAL = ("relative, two streams", "absolute_per_layer")
-"""The others run with ``-m slow``."""
+"""Cases that run by default; the other cases run with ``-m slow``."""
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_the_widest_head_is_found():
 
 
 def _uniform(got):
-    """The mean weight of each distance if queries see M+1 .. M+T distances, all equally."""
+    """The mean weight of each distance if T queries weigh their M+1 .. M+T distances equally."""
     sees = np.arange(M + 1, M + T + 1)
     return [np.mean(np.where(d < sees, 1 / sees, 0)) for d in range(got.n_keys)]
 
@@ -382,7 +382,7 @@ def test_shares_and_bins_by_hand():
 
 @pytest.mark.parametrize("position", [11, 42])
 def test_a_position_sees_what_it_would_with_all_of_the_text_before(position):
-    """11: the first with a full memory. 42: more text than two layers' memories reach back."""
+    """Position 11 is the first with a full memory; before 42 is more text than two layers reach."""
     cfg = tiny_models.config()
     tokens = tiny_models.tokens(cfg, 1, 50)[0]
     reader = AttentionReader(trained(cfg, position=position))
@@ -430,7 +430,7 @@ def test_tokens_can_be_read():
 
 
 def whole(folder, **changes):
-    """A model of random parameters with its text."""
+    """Returns a model of random parameters and its corpus."""
     exp = tiny_runs.experiment(
         folder, **{"attention.seg_len": 8, "attention.mem_len": 24, "attention.max_tokens": 64}
     )

@@ -52,7 +52,7 @@ def measured(cfg, c, tokens=TOKENS):
 
 @functools.cache
 def in_windows(cfg, starts: tuple[int, ...], n: int) -> np.ndarray:
-    """Losses of all targets in windows of n tokens, each the start of all that a model sees."""
+    """Losses of all targets in windows of n tokens; the model sees nothing outside a window."""
     windows = TOKENS[np.array(starts)[:, None] + np.arange(n)]
     mems = TransformerXL(cfg).init_mems(len(starts), 0)
     nll = tiny_models.quick(tiny_models.apply(cfg, "nll"))
@@ -62,7 +62,7 @@ def in_windows(cfg, starts: tuple[int, ...], n: int) -> np.ndarray:
 
 @functools.cache
 def loss_alone(cfg, n: int) -> dict[int, float]:
-    """The loss of every target where the n tokens before it are all that the model reads."""
+    """The loss of every target, by position, if the model reads only the n tokens before it."""
     starts = range(len(TOKENS) - n)
     return dict(zip(range(n, 41), in_windows(cfg, tuple(starts), n + 1)[:, -1], strict=True))
 
@@ -81,7 +81,7 @@ def loss_alone(cfg, n: int) -> dict[int, float]:
     ],
 )
 def test_a_target_loses_what_a_fresh_model_loses_with_its_context_alone(form, stride):
-    """Targets 7 to 38; windows start at multiples of the stride, and the last is not full."""
+    """Targets are 7 to 38; windows start at multiples of the stride; the last is not full."""
     cfg = tiny_models.config(**FORMS[form])
     alone = dataclasses.replace(cfg, same_length=False)
     c = settings(stride=stride, max_tokens=32)
@@ -134,7 +134,7 @@ def evaluated(cfg, tokens, **protocol):
 @pytest.mark.integration
 @pytest.mark.parametrize("form", ["relative", "windowed"])
 def test_memory_gives_what_evaluation_with_that_memory_gives(form):
-    """Compares with the sum over the whole text minus the sum over its first 7 tokens."""
+    """Compares with an evaluation of the text minus an evaluation of its first 7 tokens."""
     cfg = tiny_models.config(**FORMS[form])
     c = settings(kind="memory", stride=4, batch_size=1, max_tokens=31)
     score = functools.partial(evaluated, cfg, seg_len=4, mem_len=2)
@@ -143,7 +143,7 @@ def test_memory_gives_what_evaluation_with_that_memory_gives(form):
 
 
 def test_memory_of_all_that_was_read_is_the_text_read_at_once():
-    """Targets 30 to 40 in streams of 4, 4 and 3, read from tokens 0, 4 and 8."""
+    """Targets 30 to 40 are in streams of 4, 4 and 3, which are read from tokens 0, 4 and 8."""
     cfg = tiny_models.config()
     c = settings(kind="memory", lengths=(2, 30), stride=10, batch_size=3)
     at_once = in_windows(cfg, (0, 4, 8), 33)
@@ -152,7 +152,7 @@ def test_memory_of_all_that_was_read_is_the_text_read_at_once():
 
 
 def last_targets(cfg):
-    """The losses three targets after the first, of the streams that are long enough."""
+    """The loss of the fourth target of each stream; the third stream has only three, so 0."""
     return [*in_windows(cfg, (0, 4), 34)[:, -1], 0.0]
 
 
@@ -176,7 +176,7 @@ def test_targets_begin_where_the_longest_context_is_whole(max_tokens, end):
         ((10, 9, 8.95, 8.9), 0.01, 300),  # a later gain counts, unlike for RECL
         ((10, 9, 8.95, 8.9), 0.02, 200),
         ((10, 11, 12, 13), 0.01, 100),
-        ((10, 9, 9, 9), 0.0, 200),  # nothing gained is no gain
+        ((10, 9, 9, 9), 0.0, 200),  # equal perplexity is no gain
         ((10, 9, 8, 7), 0.01, 400),
     ],
 )
@@ -217,7 +217,7 @@ def test_lengths_that_make_no_comparison_are_refused(lengths):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A model of random parameters that knows a small text's vocabulary."""
+    """A model of random parameters with the vocabulary of a small text."""
     exp = tiny_runs.experiment(
         tmp_path_factory.mktemp("text"),
         **{"context.lengths": "2,4,8", "context.stride": "4", "context.max_tokens": "50"},

@@ -1,4 +1,4 @@
-"""The page of a run in a browser: no line runs out of a narrow or a wide window."""
+"""The report page of a run in a browser: no line is wider than a narrow or a wide window."""
 
 import dataclasses
 import html
@@ -65,7 +65,7 @@ def shown(path, width, folder):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """The page of a run with analyses, and one that compares it with a run of a long name."""
+    """The page of a run with analyses, compared with a run of a long name; the latter's page."""
     folder = tmp_path_factory.mktemp("browser")
     run, other = folder / "one", folder / LONG
     tiny_runs.run_in_workdir(folder, run)

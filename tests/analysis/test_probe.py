@@ -1,4 +1,4 @@
-"""The probe's text is what it says, reach is exact, and memory carries answers over segments."""
+"""The probe's text is as specified, reach is exact, and memory carries answers over segments."""
 
 import csv
 import dataclasses
@@ -29,7 +29,7 @@ SMALL = {"shortest": 3, "longest": 9, "symbols": 5, "noise": 3, "tokens": 4000}
 
 
 def episodes_of(text):
-    """(distance, shown, answer, noise) of each episode; the text has nothing else."""
+    """(distance, shown, answer, noise) of each episode; nothing is between episodes."""
     found, at = [], 0
     while at < len(text):
         match = EPISODE.match(text, at)
@@ -123,7 +123,7 @@ def test_what_is_asked_ends_with_the_answer_at_just_that_distance(distance):
 
 
 def seen_by_hand(c, seg_len, mem_len, n_segments):
-    """Distances from the last target at which a token is seen, by the attention mask."""
+    """Distances before the last target at which a token is seen, by the masks of all layers."""
     last = n_segments * seg_len - 1
 
     def sees(query, key):
@@ -138,7 +138,7 @@ def seen_by_hand(c, seg_len, mem_len, n_segments):
 
 
 SHAPES = [
-    # L, T, M, window, reach by hand
+    # n_layer, seg_len, mem_len, window, reach by hand
     (1, 4, 4, "pytorch", 1 + 3),
     (3, 4, 4, "pytorch", 1 + 3 * 3),
     (3, 2, 5, "pytorch", 1 + 3 * 4),
@@ -146,7 +146,7 @@ SHAPES = [
     (3, 3, 2, "tf", 1 + 3 * 2),
     (1, 4, 4, False, 4 + 4),
     (3, 4, 4, False, 4 + 3 * 4),
-    (3, 4, 1, False, 4 + 1 + 2 * 4),  # one state back, and all that its segment saw
+    (3, 4, 1, False, 4 + 1 + 2 * 4),  # one state of memory, which saw its whole segment
     (2, 4, 6, False, 4 + 6 + 8),
     (3, 4, 0, False, 4),
 ]
@@ -174,7 +174,7 @@ def test_a_token_changes_the_prediction_up_to_the_reach_and_not_at_all_beyond(
 
 
 def untrained(**changes):
-    """The smoke variant with the parameters of a tiny model."""
+    """Returns an untrained tiny model with the settings of the smoke variant."""
     exp = txl_jax.load_config(f"{CONFIG}:memory-smoke", changes)
     vocab = Vocab("char", sorted("<>.ABCDEFGH"))
     c = dataclasses.replace(tiny_models.config(), vocab_size=len(vocab))
@@ -238,7 +238,7 @@ def test_accuracy_and_loss_are_those_of_each_answer_scored_alone(monkeypatch):
 
 
 def learnt(folder, row, distances, **changes):
-    """Trains a row of the config; accuracy by memory length and distance, and what was written."""
+    """Trains a row; returns accuracy by (mem_len, distance), the JSON, a summary, the workdir."""
     changes = {"probe.distances": distances, "data.cache_dir": str(folder / "cache"), **changes}
     exp = txl_jax.load_config(f"{CONFIG}:{row}", changes)
     corpus = corpus_from_config(exp.data)
@@ -301,8 +301,8 @@ def test_without_memory_answers_beyond_the_segment_are_found_by_chance(tmp_path)
 
 @pytest.mark.slow
 def test_the_config_learns_what_its_memory_can_reach(tmp_path, as_users_compile):
-    # How many of the last distances before 64, the reach, a model learns depends on the rounding of
-    # its run: one device found all (docs/memory.md), eight devices those to 60.
+    # Whether a run learns the last distances before 64, the reach, depends on its rounding: on one
+    # device it learnt all (docs/memory.md), on eight devices those up to 60.
     distances, one = (8, 16, 17, 24, 32, 48, 65, 128), {"mesh.data": 1}
     with_memory, result, *_ = learnt(tmp_path, "memory", distances, **one)
     without, *_ = learnt(tmp_path, "no_memory", distances, **one)

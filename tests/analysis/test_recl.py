@@ -29,7 +29,7 @@ def losses(name="ours", contexts=(1, 2), nll=((1.0, 2.0), (0.5, 1.5))):
 
 
 def test_a_hand_worked_example():
-    """Two models, two tokens, r = 0.5: one hard token, the one of the larger baseline."""
+    """With two tokens and r = 0.5, one token is hard: the one with the larger baseline loss."""
     ours = losses("ours", (1, 2), [[1.0, 3.0], [0.2, 2.0]])
     theirs = losses("theirs", (1, 2), [[2.0, 2.5], [1.0, 2.4]])
     # c = 1: baseline (1.0, 2.5), hard: the second, f(1,1) = 2.5
@@ -47,7 +47,7 @@ def test_a_hand_worked_example():
 
 
 def written_out(group, r, c, c_new, i):
-    """The relative gain of model i, token by token."""
+    """Returns the relative gain of model i from context c to c_new, token by token."""
     n = len(group[0].nll[0])
     baseline = [min(float(m.nll[c][t]) for m in group) for t in range(n)]
     hard = sorted(range(n), key=lambda t: -baseline[t])[: round(r * n)]
@@ -80,7 +80,7 @@ def test_the_length_is_where_the_next_gain_first_falls_short():
 
 
 def test_a_weak_model_does_not_gain_where_the_group_is_good_already():
-    """Its own loss falls with context, but never below what the best model had without."""
+    """The weak model's loss falls, but not below the best model's with the shorter context."""
     strong = losses("strong", (1, 2), [[1.0, 1.0], [1.0, 1.0]])
     weak = losses("weak", (1, 2), [[5.0, 5.0], [2.0, 2.0]])
     alone = gains([weak], r=1.0)[0]
@@ -330,12 +330,13 @@ def test_recorded_losses_without_a_length_are_refused(tmp_path):
 
 
 def test_recorded_losses_alone_make_a_table_and_a_rising_loss_is_told(tmp_path, capsys):
-    """Losses that swap between two tokens gain at every length by the definition."""
+    """By the definition, two tokens that swap their losses give a gain at every length."""
     low, high = [0.5, 3.0], [4.0, 0.5]
     Losses("m", (4, 8, 12), np.array([low, high, [0.5, 5.0]])).save(tmp_path / "m.npz")
     recl_table.run(experiment(f"m={tmp_path}/m.npz", **{"recl.shares": "1.0"}), str(tmp_path))
     share = json.loads((tmp_path / "recl.json").read_text())["models"][0]["shares"][0]
-    # from 4: min(b, l) 0.5 0.5 against 0.5 3.0; from 8: 0.5 0.5 against 4.0 0.5
+    # From context 4 to 8, the baseline b = 0.5 3.0 falls to min(b, loss) = 0.5 0.5; from 8 to 12,
+    # 4.0 0.5 falls to 0.5 0.5.
     assert (share["recl"], share["at_least"], share["loss_rises"]) == (12, True, True)
     want = math.exp(1.75) - math.exp(0.5), math.exp(2.25) - math.exp(0.5)
     found = np.array(share["gain_in_perplexity"])
@@ -345,7 +346,7 @@ def test_recorded_losses_alone_make_a_table_and_a_rising_loss_is_told(tmp_path, 
 
 @pytest.mark.parametrize(("gain", "brightest"), [(8.0, 8.0), (0.4, 4.0), (0.0, 0.0)])
 def test_colours_of_small_gains_are_dark(gain, brightest):
-    """Of a perplexity of 80; 5% of it are 4."""
+    """The brightest colour is at least 5% of the perplexity: 4 of 80."""
     absolute = np.array([[0.0, gain], [0.0, 0.0]])
     models = [
         Gains(name, (4, 8), part, part / 80)

@@ -1,4 +1,4 @@
-"""The page of a run: whole, offline, readable by a parser, and with the run's own figures."""
+"""The report page of a run is complete, offline, well-formed, and has the run's own numbers."""
 
 import base64
 import dataclasses
@@ -25,7 +25,7 @@ from txl_jax.training.preemption import PreemptionGuard
 
 
 class Reader(html.parser.HTMLParser):
-    """Collects the text, the tags and whatever would be fetched."""
+    """Collects the text, the tags and all addresses that a browser would fetch."""
 
     def __init__(self):
         super().__init__()
@@ -163,7 +163,7 @@ def test_runs_are_compared_by_what_differs(run, tmp_path):
     other.mkdir()
     record = json.loads((run / "config.json").read_text())
     record["optimizer"]["learning_rate"] = 0.125
-    del record["speed"]  # as a run of an older version
+    del record["speed"]  # as in a run of an older version
     (other / "config.json").write_text(json.dumps(record))
     out = tmp_path / "out"
     write(out, **{"report.workdirs": f"{run},{other}", "report.title": "two rates"})

@@ -27,7 +27,7 @@ def experiment(folder, grid=GRID, seeds=2, **changes):
 
 
 def fake_train(losses):
-    """Writes what a run leaves: settings, a checkpoint and a validation of the given loss."""
+    """Returns a fake of training that writes a checkpoint, a validation loss and an evaluation."""
 
     def train(exp, folder):
         loss = losses(exp)
@@ -78,7 +78,8 @@ def test_a_run_that_was_stopped_before_its_evaluation_is_finished(folder):
     sweep_mode.run(experiment(folder), str(folder / "s"), first)
     tiny_runs.pathlib.Path(first.folders[3], "evaluation.json").unlink()
     found = sweep_mode.run(experiment(folder), str(folder / "s"), again)
-    assert list(found.failed) == [first.folders[3]]  # trained again, and its files are there
+    # The run is trained again, and the fake training fails because its files exist already.
+    assert list(found.failed) == [first.folders[3]]
 
 
 @pytest.mark.integration

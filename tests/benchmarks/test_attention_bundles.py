@@ -1,4 +1,4 @@
-"""The machine code of the TPU kernels is counted, and takes no more than it did."""
+"""The machine code of the TPU attention kernels takes no more bundles than a limit."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 from absent_devices import needs_libtpu
 
 MOST = {"forward": 850, "backward": 1_500}
-"""Bundles for a tile of heads of 128 on a v5e. 708 and 1,340 with libtpu 0.0.52."""
+"""Most bundles for a tile, heads of width 128, on a v5e; libtpu 0.0.52 gives 708 and 1,340."""
 
 
 @needs_libtpu

@@ -1,4 +1,4 @@
-"""benchmarks/compare.py compares ratios of one processor only."""
+"""benchmarks/compare.py compares ratios on CPUs only if the processor is the same."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Counting of the kernels of a compiled GPU program, on a program that was counted by hand."""
+"""Kernels of compiled programs, their bytes and operations, are counted as by hand."""
 
 # ruff: noqa: E501 (the text of a program)
 
@@ -141,8 +141,8 @@ def test_on_a_tpu_only_bytes_of_its_memory_count_and_a_loop_has_its_limit(on_tpu
     }
     product = on_tpu["product"]
     assert (product.kind, product.cycles, product.flops) == ("product", 700, 2 * 4 * 8 * 16)
-    assert product.read == 1 * 4 * 8 * 2 + 4  # a slice, through two fusions, and the counter
-    assert product.written == 4 * 16 * 2  # one of two results stays on the chip
+    assert product.read == 1 * 4 * 8 * 2 + 4  # a slice, read through two fusions, and the counter
+    assert product.written == 4 * 16 * 2  # the other of two results stays on the chip
     assert (on_tpu["fetch"].read, on_tpu["fetch"].written) == (8 * 16 * 2, 0)
     assert (on_tpu["part"].read, on_tpu["part"].written) == (64, 64)
     assert on_tpu["attend"].target == "tpu_custom_call"
@@ -173,7 +173,7 @@ def test_a_fusion_that_starts_a_collective_is_one_and_what_waits_for_it_is_no_ke
 
 
 def test_a_fused_sort_writes_its_keys_and_its_values():
-    """The root of such a fusion has two results, but it is not a tuple."""
+    """The root of a fused sort has two results, but it is not a tuple."""
     text = textwrap.dedent("""\
         HloModule jit_f
 
@@ -194,7 +194,7 @@ def test_a_fused_sort_writes_its_keys_and_its_values():
 
 
 def test_padding_of_a_convolution_takes_no_operations():
-    """Two heads as places of a window: each result sums one of them, and the other is padding."""
+    """Two heads are a window's two positions: each result sums one head; the other is padding."""
     text = textwrap.dedent("""\
         ENTRY %main (a: bf16[1,3,5,1], b: bf16[2,7,5,1]) -> bf16[2,3,7,1] {
           %a = bf16[1,3,5,1]{3,2,1,0} parameter(0)
@@ -251,8 +251,8 @@ def test_an_iteration_of_a_loop_has_the_kernels_of_its_body_once():
     [
         ("cast", 4 * 8 * 4, 4 * 8 * 2),
         ("product", 4 * 8 * 2 + 8 * 16 * 2, 4 * 16 * 2),
-        ("library", 4 * 8 * 2 + 8 * 16 * 2, 4 * 16 * 2),  # without the workspace
-        ("keep", 4 * 8 * 4 + 4, 4 * 8 * 4),  # the update, and the number of the slice
+        ("library", 4 * 8 * 2 + 8 * 16 * 2, 4 * 16 * 2),  # without the workspace of the library
+        ("keep", 4 * 8 * 4 + 4, 4 * 8 * 4),  # the update, and the index of the slice
         ("one", 4 * 8 * 4 + 4, 4 * 8 * 4),
     ],
 )
@@ -276,9 +276,10 @@ def test_kinds_operations_and_places_are_read_from_the_text(found):
 def test_tiles_cover_what_the_queries_see_and_only_the_last_ones_cross_the_edge():
     by_key = {"SQ": 64, "SK": 64}
     assert predicted_steps.tiles(by_key, 256, 128, 10**6) == (2 + 3 + 4 + 5, 4)
-    assert predicted_steps.tiles(by_key, 64, 64, 63) == (0, 2)  # a window: two edges
+    assert predicted_steps.tiles(by_key, 64, 64, 63) == (0, 2)  # a window has two edges
     by_class = {"SX": 32, "SD": 64}
-    # 32 of every 8th query see up to 256 + 256 keys: 8 tiles of 32 x 64 in each of 8 classes
+    # There are 8 classes, each of every 8th query. The 32 queries of a class see up to 256 + 256
+    # keys, in 8 tiles of 32 x 64.
     assert predicted_steps.tiles(by_class, 256, 256, 10**6) == (8 * 8 * 32 * 64 / 4096, 0)
 
 
@@ -340,14 +341,14 @@ def test_collectives_run_beside_the_kernels_between_their_start_and_where_they_a
     ]
     assert kernels(COLLECTIVES) == [k for k in schedule if k.kind != program_kernels.WAIT]
     reduce, gather, copy = 8e6 / 450e9, 4e6 / 450e9, 8e6 / (0.5 * 3350e9)
-    assert copy < gather  # so that the program waits
+    assert copy < gather  # so the program waits for the gather
     found = predicted_steps.scheduled(schedule, {}, "h100")
     assert found == pytest.approx(max(reduce + copy, reduce + gather) + reduce)
     beside = [k for k in schedule if k.kind == "elementwise"] * 9
     found = predicted_steps.scheduled([schedule[0], *beside, schedule[3]], {}, "h100")
     assert found == pytest.approx(18 * copy)
     found = predicted_steps.scheduled([schedule[0], schedule[3], beside[0]], {}, "h100")
-    assert found == pytest.approx(reduce + copy)  # awaited at once
+    assert found == pytest.approx(reduce + copy)  # no kernel runs during the all-reduce
 
 
 def test_measured_launches_are_summed_by_part_whatever_separates_their_numbers():

@@ -1,4 +1,4 @@
-"""The temperature is chosen on the validation split, and the test split read only when asked."""
+"""The temperature is chosen on the validation split, and the test split is read only when asked."""
 
 import json
 

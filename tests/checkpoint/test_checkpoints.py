@@ -1,4 +1,4 @@
-"""Nothing saved is lost: damage is found, the checkpoint before it is used, others are refused."""
+"""Damaged checkpoints are found and the one before is used; other configs are refused."""
 
 import json
 import os
@@ -90,7 +90,7 @@ NAMES = ["a[1]", 'a"#\n', "exp [v2]", "a*", "a?", "[!a]", "%20", "日本"]
 
 @pytest.mark.parametrize("name", rest_slow(2, NAMES))
 def test_a_checkpoint_is_restored_whatever_the_name_of_its_folder(folder, name):
-    """Orbax reads a path as a glob pattern, so it would also match ``a1`` for ``a[1]``."""
+    """Orbax reads a path as a glob pattern, and as a pattern ``a[1]`` matches ``a1``."""
     for each in ("a1", "ab", name):
         (folder / each).mkdir()
     for sibling in ("a1", "ab"):
@@ -158,7 +158,7 @@ def test_damage_falls_back_to_the_checkpoint_before_it_and_loses_nothing(folder,
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(folder):
-    """It would discard its records."""
+    """A run that begins again would discard its records."""
     exp, _, abstract, checkpoints = save_some(folder)
     for step in ("2", "3"):
         damage("truncated", checkpoints / step)
@@ -206,7 +206,7 @@ def test_an_interrupted_save_is_no_checkpoint_and_the_step_can_be_saved_again(fo
     exp, state, abstract, checkpoints = save_some(folder)
     (checkpoints / "3").rename(checkpoints / "3.orbax-checkpoint-tmp")
     assert int(restore(folder, exp, abstract)[0].step) == 2
-    assert sorted(os.listdir(checkpoints)) == ["2"]  # what is half-written takes no space
+    assert sorted(os.listdir(checkpoints)) == ["2"]  # the half-written one is deleted
     with Checkpoints(str(folder / "run"), exp.checkpoint) as again:
         again.save(3, at_step(state, 3), {"config": exp.to_dict()}, None)
     assert int(restore(folder, exp, abstract)[0].step) == 3
@@ -244,7 +244,7 @@ def test_replacing_keeps_the_old_until_the_new_is_whole(folder):
         meta = {"config": exp.to_dict(), "window": {"n": 33}}
         again.replace(3, at_step(state, 33), meta, 1.0)
     assert restore(folder, exp, abstract)[1]["window"] == {"n": 33}
-    (checkpoints / "3").rename(checkpoints / "replaced-3")  # killed before the new one was in place
+    (checkpoints / "3").rename(checkpoints / "replaced-3")  # as if killed while replacing
     assert restore(folder, exp, abstract)[1]["window"] == {"n": 33}
 
 

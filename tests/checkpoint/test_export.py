@@ -1,4 +1,4 @@
-"""An exported model runs without this library, and gives the numbers of the model."""
+"""An exported model runs without this library, and gives the model's logits and losses."""
 
 import dataclasses
 import importlib
@@ -48,7 +48,7 @@ with open("logits.jax", "wb") as file:
 print(jax.__version__)
 """
 OTHERS = list(filter(None, os.environ.get("TXL_OTHER_JAX", "").split(os.pathsep)))
-"""Interpreters with jax, numpy and flatbuffers, of other versions."""
+"""Paths of Python interpreters that have another version of jax, numpy and flatbuffers."""
 WORDS = Vocab.from_words(["a b c d e f g h i j k\n<unk> l"])
 MODELS: dict[str, tuple[Vocab, dict[str, Any]]] = {
     "bytes": (Vocab("byte", [str(value) for value in range(97, 110)]), {}),
@@ -58,7 +58,7 @@ MODELS: dict[str, tuple[Vocab, dict[str, Any]]] = {
 
 
 def trained(vocab, **changes):
-    """A model of random parameters that are large enough to matter."""
+    """A model with random parameters, which are large enough to affect the outputs."""
     cfg = tiny.config(vocab_size=len(vocab), **changes)
     params = jax.tree.map(np.asarray, tiny.variables(cfg)["params"])
     parts = ("train", "validate", "evaluate")
@@ -68,12 +68,12 @@ def trained(vocab, **changes):
 
 
 def script(folder):
-    """What run.py of an exported folder defines, in this process."""
+    """An object with all that run.py of an exported folder defines, run in this process."""
     return types.SimpleNamespace(**runpy.run_path(str(folder / "run.py")))
 
 
 def logits_of(model, ids, seg_len, mem_len):
-    """The library's own logits of ids [B,S], segment by segment, and the last memory."""
+    """The library's own logits of ids [B,S], computed by segments, and the last memory."""
     mems, found, apply = model.model.init_mems(len(ids), mem_len), [], jax.jit(model.model.apply)
     for start in range(0, ids.shape[1], seg_len):
         segment = ids[:, start : start + seg_len]
@@ -95,7 +95,7 @@ def only_what_jax_needs(folder):
 @pytest.mark.integration
 @pytest.mark.parametrize("name", MODELS)
 def test_run_py_gives_the_logits_of_ten_segments_without_this_library(name, tmp_path):
-    """To 1e-5 in float32, and to 3e-2 of logits near 1 in bfloat16, which has 8 bits."""
+    """The tolerance is 1e-5 in float32, and 3e-2 in bfloat16 (8 bits), for logits near 1."""
     vocab, changes = MODELS[name]
     model, out, packages = trained(vocab, **changes), tmp_path / "out", tmp_path / "packages"
     model.export(out, **SIZES)
@@ -116,7 +116,7 @@ def test_run_py_gives_the_logits_of_ten_segments_without_this_library(name, tmp_
 @pytest.mark.parametrize("name", ["bytes", "words, adaptive"])
 @pytest.mark.skipif(not OTHERS, reason="TXL_OTHER_JAX names no Python with another jax")
 def test_another_jax_runs_what_this_one_exports_and_the_reverse_if_it_is_older(name, tmp_path):
-    """To 1e-5. The other one reads the program of this one, and exports it again for this one."""
+    """The other version runs the program and exports it again for this one; tolerance 1e-5."""
     vocab, changes = MODELS[name]
     model, out = trained(vocab, **changes), tmp_path / "out"
     model.export(out, **SIZES)
@@ -133,7 +133,7 @@ def test_another_jax_runs_what_this_one_exports_and_the_reverse_if_it_is_older(n
         np.testing.assert_allclose(np.load(files[1]), expected, rtol=0, atol=1e-5)
         other, this = (Version(x) for x in (done.stdout.decode().split()[-1], jax.__version__))
         assert other != this
-        if other > this:  # jax promises nothing of programs of a version 3 weeks later
+        if other > this:  # jax need not read a program of a much newer version
             continue
         assert (out / "logits.jax").read_bytes() != own
         run = script(out)
@@ -148,7 +148,7 @@ def exported(tmp_path_factory):
     model, frames = trained(WORDS, cutoffs=(4, 9)), "jax_traceback_in_locations_limit"
     before = getattr(jax.config, frames)
     try:
-        jax.config.update(frames, 7)  # conftest.py sets 0, which would hide paths too
+        jax.config.update(frames, 7)  # conftest.py sets 0, which would leave out paths too
         model.export(folder, **SIZES)
         assert getattr(jax.config, frames) == 7
     finally:
@@ -203,7 +203,7 @@ def test_the_folder_is_a_model_of_the_library_and_names_no_path_of_this_machine(
     model, folder, _ = exported
     jax.tree.map(np.testing.assert_array_equal, txl_jax.load(folder).params, model.params)
     own = str(pathlib.Path(txl_jax.__file__).parents[1]).encode()
-    written = [file for file in folder.iterdir() if file.name != "__pycache__"]  # an import's
+    written = [file for file in folder.iterdir() if file.name != "__pycache__"]  # an import made it
     assert not [file.name for file in written if own in file.read_bytes()]
     assert json.loads((folder / "vocab.json").read_text())["symbols"] == WORDS.symbols
 
@@ -245,7 +245,7 @@ def test_only_new_and_empty_folders_are_written_and_only_as_a_whole(tmp_path):
 
 
 def test_an_empty_folder_stays_the_same_one(tmp_path, monkeypatch):
-    """It may be a mounted disk, or the current folder, which must not be replaced."""
+    """The folder may be a mounted disk or the current folder, which must not be replaced."""
     (out := tmp_path / "out").mkdir()
     monkeypatch.chdir(out)
     trained(Vocab.from_ids(13), n_layer=1).export(".", **SIZES)

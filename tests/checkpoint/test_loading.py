@@ -1,4 +1,4 @@
-"""Models passed on: saved and loaded bit for bit, from a folder, a workdir, or the Hub."""
+"""A saved model is loaded bit for bit, from a folder, a workdir or the Hub."""
 
 import dataclasses
 import json
@@ -53,7 +53,7 @@ def test_what_is_saved_is_loaded_bit_for_bit(trained, tmp_path):
 def test_a_model_trained_with_scanned_layers_and_a_kernel_is_loaded_without(
     trained, stacked, tmp_path
 ):
-    """The record of a run has the settings of its training; parameters are mostly unstacked."""
+    """The record has the settings of training; loading replaces them, and unstacks parameters."""
     record = trained.config.to_dict()
     record["model"] |= {"scan_layers": True, "remat": "layer", "kernel": "triton"}
     params = stack_layers(trained.params) if stacked else trained.params
@@ -151,7 +151,7 @@ def test_the_label_of_the_text_has_no_folder_of_the_users_own(trained, tmp_path,
 
 
 class Hub(types.ModuleType):
-    """Stands for huggingface_hub: repositories are folders."""
+    """Takes the place of huggingface_hub; its repositories are local folders."""
 
     def __init__(self, root):
         super().__init__("huggingface_hub")
@@ -195,7 +195,7 @@ def test_a_folder_with_a_typing_error_is_told_by_the_run_that_it_is_like(tmp_pat
     with pytest.raises(WorkdirError, match=like):
         txl_jax.load(tmp_path / "mien")
     with pytest.raises(WorkdirError, match=r"othr: there is no such folder; start one with"):
-        txl_jax.load(tmp_path / "othr")  # what it is like is no run
+        txl_jax.load(tmp_path / "othr")  # the nearest folder is no run
 
 
 def test_what_is_nowhere_is_a_clear_error(hub, tmp_path, monkeypatch):
@@ -211,7 +211,7 @@ def test_what_is_nowhere_is_a_clear_error(hub, tmp_path, monkeypatch):
 
 
 def test_loading_a_workdir_prints_and_logs_nothing(trained_run, capfd, caplog):
-    """Orbax warns of a folder that is only read."""
+    """Orbax by itself warns about a folder that is opened only for reading."""
     txl_jax.load(trained_run.workdir)
     assert capfd.readouterr() == ("", "")
     assert not [record for record in caplog.records if record.levelname != "DEBUG"]
@@ -243,7 +243,7 @@ def test_an_invalid_vocabulary_is_a_clear_error(trained, tmp_path):
 @pytest.mark.parametrize("change", ["swapped", "shorter", "renamed", "kind"])
 @pytest.mark.parametrize("form", ["exported", "run"])
 def test_a_vocabulary_that_was_changed_afterwards_is_refused(trained, tmp_path, form, change):
-    """With it, the model would read and write the wrong symbols."""
+    """With a changed vocabulary, the model would read and write the wrong symbols."""
     folder = tmp_path / form
     if form == "exported":
         txl_jax.save(trained, folder)

@@ -1,4 +1,4 @@
-"""Two runs never train in one folder; the lock goes with the process that has it."""
+"""Two runs never train in one folder at once; a lock ends with the process that holds it."""
 
 import errno
 import fcntl

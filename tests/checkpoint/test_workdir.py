@@ -1,4 +1,4 @@
-"""Folders that a run may write in: nothing of the user's own is overwritten, no model is hidden."""
+"""Workdirs: a run overwrites no file of the user, and no folder has two models."""
 
 import ast
 import dataclasses
@@ -39,7 +39,7 @@ from txl_jax.training.fine_tuning import resolve_experiment
 from txl_jax.training.plan import check_final_outputs
 
 MADE_BY_USE = {CONFIG, MODEL, ".writable", ".lock", ".txl_jax"}
-"""Files that have tests of their own below."""
+"""Files that the test of files to overwrite leaves out; other tests below cover them."""
 
 
 def contents(folder):
@@ -59,7 +59,7 @@ def trained(trained_run, tmp_path_factory):
     return trained_run.copied(tmp_path_factory.mktemp("trained") / "run")
 
 
-# Addresses in place of folders.
+# URLs given in place of folders.
 
 CALLS: dict[str, Any] = {
     "train": lambda url: txl_jax.train("quickstart:smoke", url),
@@ -88,7 +88,7 @@ def test_a_folder_with_a_colon_is_no_url(name):
     assert expanded(name, "workdir") == pathlib.Path(name)
 
 
-# Files of the user's own.
+# The user's own files.
 
 
 @pytest.mark.parametrize("name", sorted(set(FILES) - MADE_BY_USE))
@@ -143,7 +143,7 @@ def test_what_a_run_leaves_that_was_killed_at_its_start_is_no_hindrance(claimed,
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / ".writable").touch()
     init_workdir(str(tmp_path), exp, corpus)
-    (tmp_path / "vocab.json").unlink()  # killed after config.json, which comes first
+    (tmp_path / "vocab.json").unlink()  # as if killed after writing config.json
     init_workdir(str(tmp_path), exp, corpus)
     assert (tmp_path / "vocab.json").exists()
     assert (tmp_path / "notes.txt").read_text() == "mine"
@@ -165,7 +165,7 @@ def test_modes_that_compare_runs_overwrite_their_own_files_only(trained, tmp_pat
         register_outputs(str(tmp_path), "recl")
     with pytest.raises(WorkdirError, match=r"overwritten: recl\.csv, report\.html\. Name"):
         check_free(str(tmp_path))
-    register_outputs(str(trained), "recl")  # a run's own folder needs no note
+    register_outputs(str(trained), "recl")  # the workdir of a run needs no record
     assert not (trained / ".txl_jax").exists()
 
 
@@ -208,7 +208,7 @@ def test_a_folder_with_two_models_is_not_loaded(trained, tmp_path):
     assert txl_jax.load(str(trained)).step == load(str(trained)).step == 12
 
 
-# Files of a workdir that are damaged, or another program's.
+# Files of a workdir that are damaged, or written by another program.
 
 SUBWORD = b'{"kind": "subword", "symbols": [], "tokenizer": {"model": {"vocab": %s}}}'
 ODD = {
@@ -237,9 +237,9 @@ ODD = {
     "tokenizer of numbers": SUBWORD % b"5",
     "tokenizer of a list": SUBWORD % b"[7]",
 }
-"""What may stand in config.json or vocab.json in place of what a run wrote."""
+"""Contents of a config.json or vocab.json that is damaged, or of another program."""
 VALUES = ("wrong value", "NaN", "unknown key")
-"""The damages above that leave JSON, but with values that a setting refuses."""
+"""The contents above that can be read as JSON, but have a setting or value that is refused."""
 
 
 def readers(folder, claimed):
@@ -268,9 +268,9 @@ def test_a_damaged_record_is_one_line_that_names_the_file(
     (folder / name).write_bytes(ODD[kind])
     for reader, read in readers(folder, claimed).items():
         if name == "vocab.json" and reader in ("page", "train"):
-            continue  # they do not read it
+            continue  # these two do not read vocab.json
         if kind in VALUES and reader == "page":
-            continue  # it shows them
+            continue  # the page shows such values
         if form == "exported" and reader in ("train", "export"):
             continue  # refused: an exported model cannot be trained or exported
         with pytest.raises(UserError) as caught:
@@ -284,7 +284,7 @@ def test_a_damaged_record_is_one_line_that_names_the_file(
 
 @pytest.fixture(scope="module")
 def described(claimed, tmp_path_factory):
-    """Settings and vocabulary of a run without checkpoints, and of an exported model."""
+    """The folders of a run without checkpoints, and of an exported model without parameters."""
     _, corpus, exp = claimed
     folder = tmp_path_factory.mktemp("described")
     init_workdir(tiny_runs.claimed(folder / "run", exp, corpus), exp, corpus)
@@ -303,10 +303,10 @@ def test_a_damaged_record_of_the_start_is_one_line_that_names_the_file(tmp_path,
     assert (tmp_path / "start.json").read_bytes() == ODD[kind]
 
 
-# The list of names.
+# The list of the names of all files that a run may write.
 
 ELSEWHERE = None
-"""Stands for a path from the user, or from the callers of the function."""
+"""Marks a path that the user, or the caller of the function, gives."""
 
 NAMED_BY_HAND = {
     ("analysis/report_page.py", "page"): "report.html",
@@ -341,7 +341,7 @@ NAMED_BY_HAND = {
     ("checkpoint/workdir.py", "str(config)"): "config.json",
     ("parallel/autotuning.py", "file"): "autotuned.json",
 }
-"""The files behind path expressions that are not string constants, by module and expression."""
+"""Names of written files whose path is no string constant, by module and path expression."""
 
 
 def written_paths():
@@ -351,7 +351,7 @@ def written_paths():
         if not module.startswith("data/"):  # the cache of prepared texts is no workdir
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "files":
-                    for name in getattr(node.value, "keys", ()):  # of an analysis
+                    for name in getattr(node.value, "keys", ()):  # the files of an analysis
                         yield module, name, "." not in name.value
                 elif not isinstance(node, ast.Call):
                     continue
@@ -373,7 +373,7 @@ def written_path(node):
     if node.args and (name in names or (name == "append" and bare)):
         return node.args[0]
     if name == "save" and not node.keywords and len(node.args) == 1:
-        return node.args[0]  # of losses
+        return node.args[0]  # the method ``save`` of losses
     if name == "open" and len(node.args) > 1:
         mode = ast.unparse(node.args[1])
         return node.args[0] if set(mode) & set("wax+") or "O_CREAT" in mode else None
@@ -396,7 +396,7 @@ def spelled_out(module, path):
 
 def test_every_file_that_is_written_is_in_the_list_of_names():
     """A new call that writes a file fails here until its name is in ``workdir_files.FILES``."""
-    # Libraries write there.
+    # Libraries write these files, so no call of this package does.
     seen: set[str | None] = {"checkpoints", ".lock", "tensorboard"}
     unknown: list[tuple[str, str]] = []
     for module, path, picture in written_paths():
@@ -410,7 +410,7 @@ def test_every_file_that_is_written_is_in_the_list_of_names():
     assert seen - {ELSEWHERE} == set(FILES)
 
 
-# A folder with both a text and a run; paths in later commands.
+# A folder with both a text and a run; stored paths in later commands.
 
 
 @pytest.mark.parametrize("files", [False, True])
@@ -428,7 +428,7 @@ def test_what_a_run_wrote_is_no_part_of_the_text_in_its_folder(tmp_path, capsys,
     np.save(tmp_path / "sample.npy", np.arange(30) % 20)
     np.save(tmp_path / "sample.starts.npy", np.array([0, 9]))
     capsys.readouterr()
-    link = tmp_path.with_name(f"{tmp_path.name}-link")  # a message names the path once
+    link = tmp_path.with_name(f"{tmp_path.name}-link")  # a message is printed once for each path
     link.unlink(missing_ok=True)
     link.symlink_to(tmp_path)
     for path in (tmp_path, link):
@@ -436,9 +436,9 @@ def test_what_a_run_wrote_is_no_part_of_the_text_in_its_folder(tmp_path, capsys,
         assert again.source_hash == corpus.source_hash
         assert again.vocab == corpus.vocab
         assert "left out sample." in capsys.readouterr().err
-        init_workdir(str(tmp_path), exp, again)  # the repeated command
-    (tmp_path / CONFIG).write_text('{"model_type": "gpt2"}')  # of another program
-    (tmp_path / "sample.starts.npy").unlink()  # a folder with several arrays refuses it
+        init_workdir(str(tmp_path), exp, again)  # as the repeated command does
+    (tmp_path / CONFIG).write_text('{"model_type": "gpt2"}')  # a config of another program
+    (tmp_path / "sample.starts.npy").unlink()  # not allowed beside several arrays
     assert corpus_from_config(exp.data).source_hash != corpus.source_hash
 
 

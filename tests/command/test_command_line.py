@@ -1,4 +1,4 @@
-"""The printed commands are those that the user typed, and they run."""
+"""Commands in the output are spelled as the user typed them, and they run."""
 
 import os
 import shlex
@@ -12,7 +12,7 @@ from txl_jax.command_line import command_for, command_with, typed_command
 
 @pytest.fixture
 def typed(monkeypatch):
-    """Pretends that a command was typed, given the interpreter's words and those of the script."""
+    """A function that pretends a command was typed, given interpreter words and arguments."""
     monkeypatch.delenv("TXL_LAUNCHED_BY", raising=False)
 
     def typed(before, *arguments, **variables):
@@ -68,7 +68,7 @@ def test_a_mode_is_run_in_the_folder_as_seen_from_here(typed, tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_a_run_ends_with_folder_files_and_commands_and_gets_more_steps_by_a_command(tmp_path):
-    """The printed commands are run as they stand, by a shell."""
+    """A shell runs the printed commands unchanged."""
     config = write_config(tmp_path)
     first = ("--config", config, "--workdir=runs/a")
     done = call(*first, cwd=tmp_path)

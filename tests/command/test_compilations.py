@@ -25,7 +25,7 @@ FORMS: dict[str, dict[str, Any]] = {"memory": {}, "no memory": {"attention": "ab
 
 @pytest.fixture
 def compiled():
-    """The programs that JAX compiles, as it compiles them: a list of their names."""
+    """A list to which the name of each program that JAX compiles is added."""
     events: list[str] = []
 
     def listen(event: str, duration_secs: float, **about: str | int) -> None:
@@ -38,7 +38,7 @@ def compiled():
 
 
 def model(seed=0, **changes):
-    """A model of bytes with random parameters, which each call makes anew."""
+    """Returns a byte-level model with random parameters; each call makes a new one."""
     cfg = tiny_models.config(vocab_size=256, n_layer=1, **changes)
     params = jax.tree.map(np.array, tiny_models.variables(cfg, seed)["params"])
     lengths = {"mem_len": 0 if cfg.memory_free else 8, "seg_len": 8}
@@ -129,7 +129,7 @@ def test_a_repeated_evaluation_compiles_nothing(compiled, tmp_path):
 
 @pytest.mark.integration
 def test_every_validation_of_a_run_but_the_first_compiles_nothing(compiled, tmp_path):
-    """Under dynamic evaluation by ``rms`` too, which gathers statistics each time."""
+    """The validation uses dynamic evaluation by ``rms``, which gathers statistics each time."""
     changes = {"validate.dynamic": {"rule": "rms", "learning_rate": 0.1, "statistics": 2}}
     corpus, exp = tiny_runs.corpus_and_experiment(tmp_path, **changes)
     plan, params = build_plan(exp, corpus, "unused"), param_shapes(exp.model)

@@ -1,4 +1,4 @@
-"""Files are written whole, whatever text is in them."""
+"""Files are replaced atomically; text is read unchanged, or refused with the reason."""
 
 import errno
 import json
@@ -55,7 +55,7 @@ def test_a_write_that_fails_leaves_no_other_file(tmp_path):
 
 
 def test_json_keeps_names_and_prompts_that_are_not_utf8(tmp_path):
-    """Python reads such bytes of a command line as surrogates; other text is written unchanged."""
+    """Python reads bytes of a command line that are not UTF-8 as surrogates; JSON escapes them."""
     path = str(tmp_path / "config.json")
     for value in ({"prompt": "é€"}, {"prompt": "é", "path": os.fsdecode(b"caf\xe9")}):
         write_json(path, value)
@@ -67,7 +67,7 @@ def test_json_keeps_names_and_prompts_that_are_not_utf8(tmp_path):
 
 def test_text_has_no_byte_order_mark():
     assert decode_text(b"\xef\xbb\xbfthe \xc3\xa9") == decode_text("the é".encode()) == "the é"
-    assert decode_text("a\ufeffb".encode()) == "a\ufeffb"  # no mark elsewhere
+    assert decode_text("a\ufeffb".encode()) == "a\ufeffb"  # elsewhere U+FEFF is a character
     assert decode_text(b"\xef\xbb\xbf\xff", "surrogateescape") == "\udcff"
     assert decode_text(b"") == decode_text(b"\xef\xbb\xbf") == ""
     assert parse_json_object(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
@@ -116,7 +116,7 @@ def test_an_encoding_without_a_mark_is_named(encoding, text):
 def test_a_nul_character_is_in_no_text_and_all_other_characters_stay():
     with pytest.raises(ValueError, match=r"^has a NUL character \(byte 2 is 0x00\), so it is no"):
         decode_text(b"ab\0" + b"c" * 99)
-    assert decode_text(b"ab\0", "surrogateescape") == "ab\0"  # may be any bytes
+    assert decode_text(b"ab\0", "surrogateescape") == "ab\0"  # this handler allows any bytes
     text = "a\r\nb\rc\x0b\x0c\x1a\x85\u2028\n"
     assert decode_text(text.encode()) == text
 

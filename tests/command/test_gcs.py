@@ -1,6 +1,6 @@
-"""Workdirs, texts and models in Google Cloud Storage, by an emulator on the loopback address.
+"""Workdirs, texts and models in a bucket of Google Cloud Storage, which an emulator serves.
 
-Skipped where the packages of the extra ``gcs`` or the emulator are not installed.
+Tests that need the bucket are skipped if the extra ``gcs`` or the emulator is not installed.
 """
 
 import contextlib
@@ -182,13 +182,13 @@ def test_a_lock_of_another_machine_is_taken_when_it_is_no_longer_renewed(
     monkeypatch.setattr(lease, "_machine", lambda: "another")
     with training_lock(place):
         held = paths.path(place, ".lock").read_bytes()
-        with pytest.raises(LockedError), training_lock(place):  # it is renewed
+        with pytest.raises(LockedError), training_lock(place):  # the lock is renewed
             pass
         monkeypatch.setattr(lease, "_machine", lambda: "this")
         with pytest.raises(LockedError), training_lock(place):
             pass
     capsys.readouterr()
-    files.atomic_write(f"{place}/.lock", held)  # as a killed holder leaves it
+    files.atomic_write(f"{place}/.lock", held)  # a killed holder leaves its lock file
     with training_lock(place):
         assert paths.path(place, ".lock").read_bytes() != held
     assert "waiting for process" in capsys.readouterr().err
@@ -292,9 +292,9 @@ def test_killed_in_the_middle_of_saves_in_a_bucket_and_resumed_is_bit_identical(
     draw, cut = random.Random(0), 0
 
     def unfinished(since=0.0):
-        """Steps with objects, written after a time, that are not committed."""
+        """Yields the steps that are not committed and have an object newer than ``since``."""
         for step in saved.iterdir() if saved.is_dir() else ():
-            with contextlib.suppress(FileNotFoundError):  # removed in the meantime
+            with contextlib.suppress(FileNotFoundError):  # the step was removed in the meantime
                 written = [x.stat().st_mtime for x in step.rglob("*") if x.is_file()]
                 marked = (step / "commit_success.txt").exists()
                 if step.name.isdigit() and not marked and max(written, default=-1) > since:
@@ -310,7 +310,7 @@ def test_killed_in_the_middle_of_saves_in_a_bucket_and_resumed_is_bit_identical(
             time.sleep(draw.uniform(0, 0.6))
             os.kill(process.pid, signal.SIGKILL)
         cut += any(unfinished())
-    assert cut >= KILLS // 2  # most kills were in the middle of a save
+    assert cut >= KILLS // 2  # at least half of the kills were in the middle of a save
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     assert done.returncode == 0, done.stderr
     assert not any(unfinished())

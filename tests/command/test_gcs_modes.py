@@ -1,6 +1,6 @@
-"""Several seeds, tables, conversions and loggers write into buckets what they write on disks.
+"""Several seeds, tables, conversions and loggers write the same to a bucket as to a disk.
 
-Skipped as test_gcs.py is.
+These tests are skipped if the extra ``gcs`` or the emulator is not installed.
 """
 
 import json
@@ -101,7 +101,7 @@ def test_a_conversion_writes_its_workdir_into_a_bucket(tmp_path, place):
 
 @pytest.mark.integration
 def test_wandb_continues_the_run_whose_name_is_in_the_bucket(place, monkeypatch):
-    """The package writes local files, of which none is needed to continue."""
+    """wandb writes local files, but continuing needs only the id, which is in the bucket."""
     given: list[dict[str, Any]] = []
     ignore = lambda *names, **settings: None
     run = types.SimpleNamespace(define_metric=ignore, finish=ignore)

@@ -1,4 +1,4 @@
-"""The model imports jax, flax and optax alone, and --help imports none of them."""
+"""The model needs only jax, flax and optax, and --help imports none of these three."""
 
 import subprocess
 import sys

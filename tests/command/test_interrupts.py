@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts: one line, exit code 130, and soon."""
+"""Ctrl-C while a command starts ends it soon, with one line and exit code 130."""
 
 import os
 import signal
@@ -19,12 +19,12 @@ except BaseException:
     pass
 raise SystemExit(7)
 """
-"""A file that gets Ctrl-C while it is run and goes on, as parts of NumPy and JAX may."""
+"""A module that gets Ctrl-C while it runs and ignores it, as parts of NumPy and JAX may."""
 
 
 @pytest.fixture(autouse=True)
 def ctrl_c_as_in_a_terminal():
-    """A shell's background jobs ignore Ctrl-C, and what they start inherits that."""
+    """Restores Ctrl-C, which background jobs of a shell, and programs they start, ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -96,7 +96,7 @@ def test_while_native_code_waits_for_other_processes(tmp_path):
     [("default_int_handler", "default_int_handler"), ("SIG_IGN", "SIG_IGN")],
 )
 def test_signals_are_as_before_once_the_start_is_over(before, after):
-    """Where Ctrl-C is ignored it stays so; a program that imports the package keeps its own."""
+    """An ignored Ctrl-C stays ignored, and importing the package changes no handler."""
     program = f"""
 import signal, threading
 signal.signal(signal.SIGINT, signal.{before})

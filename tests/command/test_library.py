@@ -50,7 +50,7 @@ SETTINGS = {"temperature": 0.7, "top_k": 5, "length": 12, "seed": 3}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A trained run of this process: its workdir."""
+    """The workdir of a run that this process trained."""
     folder = tmp_path_factory.mktemp("library")
     tiny_runs.run_in_workdir(folder, folder / "run", **{"average.ema_decay": 0.5})
     return folder / "run"
@@ -102,13 +102,13 @@ def test_an_evaluation_that_is_repeated_is_kept_once_and_another_one_too(trained
 
 
 def checkpointed(trained):
-    """The model with the settings of its config, as a mode makes it."""
+    """Returns the model rebuilt with the settings of its config, as the modes rebuild it."""
     return trained_model.with_settings(trained, trained.config)
 
 
 @pytest.mark.integration
 def test_scores_say_what_they_were_computed_in(trained, tmp_path, capsys):
-    """A number of bfloat16 differs in the fourth digit, so it must not look like another's."""
+    """A score in bfloat16 differs in the fourth digit, so it must not look like one in float32."""
     corpus, products = corpus_from_config(trained.config.data), "float32 on a CPU"
     told = {"dtype": "bfloat16", "matmul_precision": "highest", "float32_products": products}
     settings = {"dtype": "bfloat16", "matmul_precision": "highest"}
@@ -365,7 +365,7 @@ SMALL = {"train.steps": 6, "train.eval_every": 3, "checkpoint.every": 3}
 
 
 def state_of_the_process():
-    """What a command changes in its process, and a call of the library may not."""
+    """Returns the state of the process that a command changes and the library must not change."""
     return {
         "handlers": [signal.getsignal(n) for n in signal.valid_signals()],
         "loggers": [(x.handlers[:], x.level, x.propagate) for x in LOGGERS],
@@ -507,7 +507,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(params=rest_integration(1, [Cell, Terminal, io.StringIO]))
 def watched_stream(request, monkeypatch):
-    """Replaces standard error by a terminal, a notebook's cell, or a file."""
+    """A function that replaces standard error by a notebook's cell, a terminal, or a file."""
     monkeypatch.setattr(progress, "DELAY", 0)
     monkeypatch.setattr(progress, "PATIENCE", 0)
 
@@ -520,7 +520,7 @@ def watched_stream(request, monkeypatch):
 
 
 def test_long_work_is_shown_on_a_terminal_and_in_a_notebook_only(run, watched_stream, monkeypatch):
-    """It shows loading, compiling, baselines, and how many tokens are scored."""
+    """The output shows loading, compiling, baselines, and the share of tokens scored."""
     unigram = baselines.unigram
 
     def slow(*about):
@@ -580,7 +580,7 @@ SECTIONS = {"generate": GenerateConfig, "score": ScoreConfig, "evaluate": Protoc
 
 @pytest.mark.parametrize("method", SECTIONS)
 def test_the_arguments_of_a_method_are_the_settings_of_its_section(method):
-    """All but the files that the command reads and writes."""
+    """A method has no ``path`` and no ``json``: they name files that the command uses."""
     arguments = {*inspect.signature(getattr(txl_jax.LanguageModel, method)).parameters}
     settings = {field.name for field in dataclasses.fields(SECTIONS[method])}
     own = {"self", "text", "data"}

@@ -1,4 +1,4 @@
-"""The command line: errors by their exact text, before anything is touched; the modes."""
+"""The command line: its modes, and the exact text of errors, which come before any change."""
 
 import json
 import pathlib
@@ -31,7 +31,7 @@ CONSOLE = "from txl_jax import main; main.console()"
 
 @pytest.fixture(scope="module")
 def trained(trained_run, tmp_path_factory):
-    """A finished run of the command: folder, config file, workdir and what it printed."""
+    """A finished run of the command: its folder, config file, workdir, and the ``TrainedRun``."""
     workdir = trained_run.copied(tmp_path_factory.mktemp("trained") / "run")
     return trained_run.folder, trained_run.config, workdir, trained_run
 
@@ -108,7 +108,7 @@ echo "${COMPREPLY[@]}"
     ),
 )
 def test_bash_completes_flags_and_values_as_they_are_typed(typed, completions, tmp_path):
-    """The shell runs the first word of the line, here a script of this test."""
+    """For completions, bash runs the first word of the line, here a script of this test."""
     program = tmp_path / "txl"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{CONSOLE}" "$@"\n')
     program.chmod(0o755)
@@ -123,7 +123,7 @@ AUTO = {"model.dtype": "auto", "model.scan_layers": "auto"}
 @pytest.mark.integration
 @pytest.mark.parametrize("seeds", rest_slow(1, [1, 2]))
 def test_a_run_goes_on_by_its_folder_alone(seeds, tmp_path):
-    """Also if the device chose dtype and layers; config.json does not change."""
+    """The device chooses dtype and scanning of layers, and config.json stays the same."""
     config = tiny_runs.write_config(tmp_path, **{**AUTO, "train.num_seeds": seeds})
     one, two = tmp_path / "one", tmp_path / "two"
     assert call(f"--config={config}", f"--workdir={one}").returncode == 0
@@ -148,7 +148,7 @@ def without_times(metrics):
 
 
 def refused(*arguments):
-    """The error of a refused command, without the lines about the text."""
+    """Runs a command, which must be refused; returns the error without the lines before it."""
     done = call(*arguments)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
@@ -403,7 +403,7 @@ def test_evaluate_scores_a_workdir_under_another_protocol(trained):
 
 
 def evaluated(workdir, capsys, **overrides):
-    """The last line of ``--mode=evaluate``, in this process."""
+    """Runs ``--mode=evaluate`` in this process and returns the last line of its output."""
     assert modes.use_model("evaluate", None, overrides, str(workdir), "best") == 0
     return capsys.readouterr().out.splitlines()[-1]
 
@@ -425,7 +425,7 @@ def test_evaluate_encodes_another_text_with_the_models_vocabulary(trained, tmp_p
     last = evaluated(workdir, capsys, **{"data.path": str(other)})
     assert last.endswith("segment 16, memory 32, encoded with the model's vocabulary)")
     result = json.loads((workdir / "evaluation.json").read_text())
-    assert result["results"][0]["targets"] == 270 - 1  # the last twentieth
+    assert result["results"][0]["targets"] == 270 - 1  # the test split is the last twentieth
     assert "encoded with a trained model's vocabulary, not its own" in result["label"]
     vocab = load(str(workdir)).vocab
     corpus = corpus_from_config(DataConfig(path=str(other), vocab="char"), vocab)
@@ -433,7 +433,7 @@ def test_evaluate_encodes_another_text_with_the_models_vocabulary(trained, tmp_p
     assert vocab.decode(corpus.test) == other.read_text()[-270:]
     # without the model, the text gets a smaller vocabulary of its own
     assert len(corpus_from_config(DataConfig(path=str(other), vocab="char")).vocab) < len(vocab)
-    # no note if the text's own vocabulary equals the model's, in the cache or not
+    # no note if the text's own vocabulary equals the model's, also when the text is cached
     for _ in range(2):
         last = evaluated(workdir, capsys, **{"data.path": str(same)})
         assert last.endswith("segment 16, memory 32)")
@@ -467,7 +467,7 @@ def test_words_that_the_model_does_not_know_are_its_unknown_ones_and_are_counted
 
 @pytest.mark.slow
 def test_sentences_are_trained_on_scored_and_continued(tmp_path, capsys):
-    """lm1b by the command, and its workdir evaluated and continued."""
+    """The command trains on lm1b, and evaluating the workdir again gives the same score."""
     config = write_config(
         tmp_path,
         **{

@@ -1,4 +1,4 @@
-"""What the command prints when it refuses: one line that names what, where and the fix."""
+"""A refused command prints one line that names the fault, its place and the fix."""
 
 import ast
 import errno
@@ -31,7 +31,7 @@ NOBODY = "~no_such_user_here"
 
 @pytest.fixture
 def refused(capsys, monkeypatch):
-    """The one line of a command that is refused with exit code 2, run in this process."""
+    """A function that runs a command in this process, which must fail; returns its one line."""
 
     def run(*arguments, call=None):
         monkeypatch.setattr(main, "_overrides", {})
@@ -150,7 +150,7 @@ def test_a_home_folder_in_a_path_setting_is_expanded(monkeypatch):
         **dict.fromkeys(keys, "/home/me/x"),
         **dict.fromkeys(lists, ("/home/me/x",)),
         "recl.models": ("a=/home/me/x", "b=y"),
-        "data.path": "~/x",  # for the label of the corpus; it is expanded where it is read
+        "data.path": "~/x",  # kept for the label of the corpus; expanded where the text is read
     }
     with pytest.raises(ConfigError, match=r"^config key score\.path = '~nobody-here/x': there is"):
         override(ExperimentConfig(), {"score.path": "~nobody-here/x"})
@@ -254,7 +254,7 @@ def test_python_reads_the_names_of_arguments_and_the_command_those_of_flags(refu
 
 
 def test_no_message_of_the_library_spells_a_flag():
-    """Flags are spelt by ``argument``, or in the modules that only the command runs."""
+    """Messages take flags from ``argument``; only modules of the command write them out."""
     commands = ("main", "modes", "usage", "command_line", "__main__", "machines", "processes")
     package = pathlib.Path(main.__file__).parent
     for path in sorted(package.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""Where results go is checked before the work, and no result is lost where it cannot be written."""
+"""Output files are checked before the work; results that cannot be written are printed."""
 
 import dataclasses
 import io
@@ -29,14 +29,14 @@ from txl_jax.model.transformer_xl import TransformerXL
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A model that has no parameters, so that any work with it fails; and its text."""
+    """A model without parameters, so that any computation with it fails; and its corpus."""
     changes = {"context.lengths": "2,4", "context.max_tokens": "50"}
     corpus, exp = tiny_runs.corpus_and_experiment(tmp_path_factory.mktemp("text"), **changes)
     return TrainedModel(TransformerXL(exp.model), None, corpus.vocab, exp, 7), corpus
 
 
 def asked_by(mode, trained):
-    """The model as a mode accepts it."""
+    """Returns the model as a mode accepts it; ``probe`` needs a model of the probe's text."""
     if mode != "probe":
         return trained
     exp = override(trained.config, {"data.name": "probe", "data.path": None, "data.vocab": None})
@@ -45,7 +45,7 @@ def asked_by(mode, trained):
 
 
 WRITING = sorted(mode for mode, row in ANALYSES.items() if row.reads == "model")
-"""Analyses that write in the workdir when they are done."""
+"""Analyses of one model, which write their files in its workdir."""
 
 
 @pytest.mark.parametrize("mode", ["evaluate", "generate", *WRITING])
@@ -130,7 +130,7 @@ def full(*_, **__):
 
 
 def evaluator_of_half_a_nat(model, protocol, corpus, mesh):
-    """Scores nothing: every target has a loss of half a nat."""
+    """Returns an evaluator that computes nothing: its loss is always half a nat per target."""
     run = lambda *_: Score(0.5, 99, 0.1)
     return types.SimpleNamespace(run=run, model=types.SimpleNamespace(mesh=mesh))
 

@@ -38,13 +38,13 @@ from txl_jax.training.state import TrainState, init_state
 API = DOCS / "api.md"
 OWN_OBJECT_REPR = {"Logger", "AttentionReader", "Decoder", "EvaluationBatches", "Evaluator"}
 OWN_OBJECT_REPR |= {"StackedSeeds"}
-"""Objects that are named only by their class, as Python does it."""
+"""Classes with the default ``repr`` of Python, which the tests leave out."""
 SCORE = SplitScore("memory 640", "test split, 1 stream, segment 128", 1.0, "ppl", 2.0, 10)
 MEMORY = re.compile(r" object at 0x[0-9a-f]+")
 
 
 def documented_classes():
-    """The classes of ``txl_jax`` and of docs/api.md, without errors."""
+    """Returns the classes of ``txl_jax`` and of docs/api.md other than exceptions."""
     text, found = API.read_text(), {getattr(txl_jax, name) for name in txl_jax.__all__}
     for path in re.findall(r"autoclass:: ([\w.]+)", text):
         module, _, name = path.rpartition(".")
@@ -59,7 +59,7 @@ def documented_classes():
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory):
-    """An object of every class that has no other builder below."""
+    """Objects of the classes whose ``repr`` is tested, by class; settings are not among them."""
     folder = tmp_path_factory.mktemp("reprs")
     exp = tiny_runs.experiment(folder, **{"model.n_layer": 3, "train.steps": 50})
     corpus = corpus_from_config(exp.data)

@@ -1,4 +1,4 @@
-"""No standard stream ends a run: closed, full, slow, or read by nobody."""
+"""A run does not end because a standard stream is closed, full, slow, or read by nobody."""
 
 import io
 import itertools
@@ -22,7 +22,7 @@ SMALL = {"train.steps": 6, "train.log_every": 1, "train.eval_every": 3, "checkpo
 
 @pytest.fixture(scope="module")
 def trained(trained_run, tmp_path_factory):
-    """A folder with a text and the workdir ``run`` of a run, which nobody disturbed; its config."""
+    """A folder with a text and ``run``, the workdir of an uninterrupted run; and its config."""
     folder = tmp_path_factory.mktemp("streams")
     shutil.copy(trained_run.folder / "text.txt", folder)
     trained_run.copied(folder / "run")
@@ -30,7 +30,7 @@ def trained(trained_run, tmp_path_factory):
 
 
 def shell(script, *arguments, **more):
-    """Runs a line of bash in which ``"$@"`` is a command; the finished process."""
+    """Runs a line of bash in which ``"$@"`` is a command; returns the finished process."""
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", script, "bash", *map(str, arguments)],
         cwd=ROOT,
@@ -127,7 +127,7 @@ assert refused == (sys.argv[1] == "True")
 def test_a_run_without_streams_is_that_with_streams(trained, tmp_path, closed):
     folder, config = trained
     script = f'"$@" {closed}'
-    lost = 2 * (" >&-" in f" {closed}")  # the table of an evaluation; training prints no result
+    lost = 2 * (" >&-" in f" {closed}")  # exit code: without stdout an evaluation loses its table
     done = shell(script, *command(f"--config={config}", f"--workdir={tmp_path / 'run'}"))
     assert done.returncode == 0, done.stderr
     without_time = lambda path: re.sub(
@@ -201,7 +201,7 @@ def test_conversion_and_flags_need_no_streams_and_no_reader(tmp_path):
 
 
 class Broken(io.StringIO):
-    """A stream of a user's program that cannot be written."""
+    """A stream of a user's program to which nothing can be written."""
 
     def write(self, text):
         raise BrokenPipeError

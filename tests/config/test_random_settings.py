@@ -1,4 +1,4 @@
-"""Random values of random settings are refused in one line, or all programs of them are sound."""
+"""Random values of random settings are refused in one line, or JAX can trace their programs."""
 
 import draw_settings
 import pytest

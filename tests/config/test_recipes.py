@@ -1,7 +1,7 @@
-"""Every shipped config is the experiment it says: settings, size, header and smoke run.
+"""Settings, size, header and smoke run of every shipped config are as expected.
 
-``golden/defaults.json`` holds the default of every setting, and a file per experiment what differs
-from it. After a change of a config or a default, write them again and read their diff:
+``golden/defaults.json`` holds the default of every setting; one file per experiment holds the
+settings that differ. After a change of a config or a default, rewrite them and read their diff:
 
     PYTHONPATH=tests/helpers python tests/config/test_recipes.py
 """
@@ -28,7 +28,7 @@ CONFIGS = sorted((ROOT / "configs").glob("[a-z]*.py"))
 GOLDEN = ROOT / "tests" / "config" / "golden"
 
 PARAMETERS = parameter_counts()
-"""Parameters of each recipe: counted by the published code, or by hand for our own shapes."""
+"""The number of parameters of each recipe, as RESULTS.md states it."""
 
 OWN_SIZE = {"my_text": 100, "my_tokens": 388, "ptb_small": 10_000, "quickstart": 256}
 OWN_SIZE |= {"probe-memory": 11, "probe-no_memory": 11}
@@ -37,11 +37,11 @@ OWN_SIZE |= {
     for corpus, size in (("ptb", 10_000), ("stdlib", 256))
     for sibling in ("ours", "shaw", "no_recurrence", "absolute")
 }
-"""Configs that are no recipe, and a vocabulary for each."""
+"""Configs whose number of parameters is not checked, and a vocabulary size for each."""
 
 
 def variants() -> dict[str, tuple[pathlib.Path, str]]:
-    """Every experiment that ``configs/`` has, by its name: the file and the variant."""
+    """Returns the file and the variant of every experiment in ``configs/``, by its name."""
     found: dict[str, tuple[pathlib.Path, str]] = {}
     for path in CONFIGS:
         rows = config_rows(str(path))
@@ -62,7 +62,7 @@ def load(name, smoke=False, **overrides):
 
 
 def golden_files() -> dict[str, dict[str, object]]:
-    """Contents of every golden file by its name: defaults, and what differs by dotted key."""
+    """Returns the contents of every golden file by its name: defaults, or differences from them."""
     defaults = flatten(ExperimentConfig().to_dict())
     resolved = {name: flatten(load(name).to_dict()) for name in VARIANTS}
     differences = {
@@ -186,7 +186,7 @@ def test_header_has_the_command_and_rows_by_name(path):
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_header_says_size_score_and_hardware(name):
-    """The exact size stands in RESULTS.md, the header rounds it."""
+    """RESULTS.md has the exact number of parameters; the header rounds it."""
     path, row = VARIANTS[name]
     header = " ".join(path.read_text().split('"""')[1].split())
     assert not re.search(r"\d,\d{3},\d{3} parameters", header)
@@ -212,20 +212,20 @@ def test_header_says_where_a_batch_leaves_some_of_eight_devices_idle(name):
 
 
 # --------------------------------------------------------------------------------------
-# Smoke variants run: a text in the corpus's format, a few updates, the score, a sample.
+# Smoke variants train, score and generate, on a small text in the format of their corpus.
 
 WORDS = [a + b for a in ("the", "cat", "saw", "red", "dog", "ran") for b in ("", *"abcdefg")]
 
 
 def lines(n, seed) -> str:
-    """n lines of 6 of 48 words, in which every word occurs once n is 8 or more."""
+    """n lines of 6 words each; if n is at least 8, each of the 48 words occurs."""
     rng = random.Random(seed)
     words = WORDS + rng.choices(WORDS, k=max(0, 6 * n - len(WORDS)))
     return "".join(" ".join(words[6 * i : 6 * i + 6]) + "\n" for i in range(n))
 
 
 def write_corpus(name, folder: pathlib.Path) -> str:
-    """A small corpus in the published files' form; the ``data.path`` of it."""
+    """Writes a small corpus in the form of the published files; returns its ``data.path``."""
     folder.mkdir()
     if name == "enwik8":
         (folder / "enwik8").write_text("The page\n" + lines(200, 0))
@@ -254,14 +254,14 @@ def write_sentences(folder: pathlib.Path) -> None:
     (folder / "1b_word_vocab.txt").write_text("".join(f"{word}\n" for word in words))
 
 
-RUN_BY_DEFAULT = {
+IN_INTEGRATION = {
     "enwik8_12l",
     "ptb_authors",
 }
-"""A few that together run each kind of code; the others run with ``-m slow``."""
+"""Recipes that together run each kind of code; the other recipes run with ``-m slow``."""
 
 SMOKE = [
-    name if name in RUN_BY_DEFAULT else pytest.param(name, marks=pytest.mark.slow)
+    name if name in IN_INTEGRATION else pytest.param(name, marks=pytest.mark.slow)
     for name in PARAMETERS
 ]
 
@@ -286,7 +286,7 @@ def test_smoke_variant_trains_scores_and_continues(name, tmp_path, capsys):
 
 
 def write_golden() -> None:
-    """Writes every golden file anew and removes those of configs that are gone."""
+    """Rewrites every golden file and removes those of configs that no longer exist."""
     GOLDEN.mkdir(exist_ok=True)
     for path in GOLDEN.glob("*.json"):
         path.unlink()

@@ -44,7 +44,7 @@ MD5 = "md5:" + "0" * 32
 
 @pytest.fixture
 def config_file(tmp_path):
-    """Writes a config file from the lines of ``get_config`` and gives its path."""
+    """A function that writes a config file, given the lines of ``get_config``; returns its path."""
 
     def write(*lines, args="", name="config.py"):
         path = tmp_path / name
@@ -56,7 +56,7 @@ def config_file(tmp_path):
 
 
 def build(**dotted):
-    """The experiment with overrides; ``__`` in a keyword stands for the dot of its key."""
+    """Returns the default experiment with overrides; ``__`` in a keyword is the dot of its key."""
     nested: dict[str, object] = {}
     set_all(nested, {key.replace("__", "."): value for key, value in dotted.items()})
     return ExperimentConfig.from_dict(nested)
@@ -207,7 +207,7 @@ ATTENTION = (
 )
 def test_wrong_type_is_refused_with_key_value_and_type(key, value, rule):
     message = refusal(**{key: value})
-    # The list of corpora grows; every other sentence is compared whole.
+    # The message that lists the corpora is compared only up to the list, which may grow.
     same = message.startswith if rule.endswith(" ") else message.__eq__
     assert same(f"config key {key} = {rule}")
 
@@ -267,7 +267,7 @@ def test_wrong_type_is_refused_with_key_value_and_type(key, value, rule):
     ],
 )
 def test_command_line_text_is_read_as_the_type_of_its_key(config_file, key, text, value):
-    on_device = "{'train': {'text_on_device': True}}"  # as distil.teachers needs it
+    on_device = "{'train': {'text_on_device': True}}"  # distil.teachers needs this setting
     path = config_file(f"return ml_collections.ConfigDict({on_device})")
     section, _, name = key.rpartition(".")
     got = getattr(getattr(load_config(path, {key: text}), section), name)
@@ -446,7 +446,7 @@ def test_value_out_of_range_is_refused_with_its_rule(key, value, rule):
 
 
 def bounds_of(kinds, cls=ExperimentConfig, prefix=""):
-    """``(dotted key, type, largest value)`` of the settings that are ``kinds`` or lists of them."""
+    """``(dotted key, type, largest value)`` of settings whose type or item type is in ``kinds``."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         hint, key = hints[field.name], prefix + field.name
@@ -504,7 +504,7 @@ def test_all_seeds_stay_below_2_to_the_32():
 
 
 def test_large_settings_of_real_use_are_accepted():
-    """A memory of 64k, a vocabulary of a million, 96 layers, and a long run."""
+    """The settings are a memory of 64k, a vocabulary of a million, 96 layers, and a long run."""
     large = {
         "seed": 2**32 - 1,
         "model.vocab_size": 1_000_000,
@@ -1007,7 +1007,7 @@ def test_a_file_names_only_what_differs_and_overrides_win(config_file):
     ],
 )
 def test_an_override_replaces_a_stored_alternative(stored, given, config_file):
-    """In a run and in a config file; removing one setting keeps the others."""
+    """The alternative is stored in a run or config file; an override ``none`` replaces nothing."""
     defaults = flatten(ExperimentConfig().to_dict())
     run = override(ExperimentConfig(), stored)
     path = config_file(f"return ml_collections.ConfigDict({run.to_dict()!r})")
@@ -1159,7 +1159,7 @@ def test_long_values_and_keys_are_shortened(config_file):
             load_config(path, overrides)
         message = str(error.value)
         assert "characters left out]" in message
-        assert len(message) < 600  # one lists the keys of a section
+        assert len(message) < 600  # one message lists the keys of a section
         assert message.startswith(("config key ", "unknown config key "))
     with pytest.raises(ConfigError) as error:
         load_config(f"{path}:{'x' * 5000}")
@@ -1192,7 +1192,7 @@ def all_settings(cls=ExperimentConfig, prefix=""):
 
 
 def test_every_setting_of_text_says_whether_it_names_a_path():
-    """A new one is a ``file_path`` or a ``free_text``, and exports know what to leave out."""
+    """Text is declared by ``file_path`` or ``free_text``; exports leave out the file paths."""
     texts = {key: field for key, hint, field in all_settings() if _holds_text(hint)}
     assert {"data.path", "recl.models", "train.start_from", "generate.prompt"} <= texts.keys()
     undeclared = [key for key, field in texts.items() if "path" not in field.metadata]
@@ -1387,7 +1387,7 @@ def test_every_setting_is_documented_in_one_sentence(setting):
 
 
 def write_package(folder, seg_len):
-    """A package with a base config and one that imports it."""
+    """Writes a package with a base config and one that imports it; returns the latter's path."""
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("")
     (folder / "inner").mkdir()
@@ -1404,7 +1404,7 @@ def write_package(folder, seg_len):
 
 
 def test_a_file_of_a_package_imports_its_neighbours_from_any_folder(tmp_path, monkeypatch):
-    """Also where two packages and files have the same names, and after an edit of the base."""
+    """This also holds if two packages have the same names, and after an edit of the base."""
     one, two = (write_package(tmp_path / part / "configs", n) for part, n in (("a", 16), ("b", 32)))
     before = set(sys.modules)
     for _ in range(2):
@@ -1422,7 +1422,7 @@ def test_a_file_of_a_package_imports_its_neighbours_from_any_folder(tmp_path, mo
 
 
 def test_stale_bytecode_beside_a_config_is_not_read(config_file, tmp_path):
-    """Python would take the compiled file for that of the edited source: time and size agree."""
+    """Python alone would run the stale file: the edited source has the same time and size."""
     path = config_file("return ml_collections.ConfigDict({'train': {'steps': 10}})")
     py_compile.compile(path)
     assert list(tmp_path.rglob("*.pyc"))

@@ -1,4 +1,4 @@
-"""The command: foreign files to a workdir that can be scored and sampled from; export and back."""
+"""The convert command: files of other programs become a usable workdir; export and back."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def assert_same(got, want):
 
 
 # --------------------------------------------------------------------------------------
-# The whole way.
+# From a source to a workdir, with its scores and samples.
 
 
 @pytest.mark.integration
@@ -149,7 +149,7 @@ def test_a_huggingface_folder_of_shards_gives_the_model_of_one_file(tmp_path):
 
 
 def huggingface(folder, **config):
-    """A folder with Hugging Face's model in state.safetensors, and its config.json."""
+    """Writes a Hugging Face model as state.safetensors and config.json; returns its config."""
     c = {**SHAPE, **CUT, "vocab_size": 16, "model_type": "transfo-xl", **config}
     prepare(folder, foreign_states.huggingface, convert.config_from_huggingface, c)
     (folder / "config.json").write_text(json.dumps(c))
@@ -353,7 +353,7 @@ def test_a_damaged_export_is_refused(files):
 
 
 # --------------------------------------------------------------------------------------
-# Errors before tensors are read: no file is written.
+# Errors: no workdir is written.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Files of other programs: what is read out of them, and that nothing in them is ever run."""
+"""Files of other programs: their tensors and vocabularies are read, and no code in them runs."""
 
 import argparse
 import collections
@@ -60,7 +60,7 @@ def sharded(folder, index, shards=SHARDS):
 
 def test_the_shards_of_an_index_are_read_as_one_state(tmp_path):
     assert_state(files.read(sharded(tmp_path, WEIGHTS)).tensors)
-    for shard in SHARDS:  # stands for its index
+    for shard in SHARDS:  # a shard may be named in place of its index
         assert_state(files.read(str(tmp_path / shard)).tensors)
 
 
@@ -171,7 +171,7 @@ def test_a_file_without_a_state_is_refused(loaded):
 
 
 # --------------------------------------------------------------------------------------
-# With torch and tensorflow, where they are installed.
+# Tests that need torch or tensorflow.
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_torch_states_are_read_as_float32(torch, tmp_path):
 
 
 def nvidia_vocab():
-    """An object of a class of NVIDIA's name, as its checkpoints hold one."""
+    """A module and a vocabulary object in it, with the names that NVIDIA's checkpoints have."""
     module = types.ModuleType("utils.vocabulary")
     module.Vocab = type("Vocab", (), {"__module__": "utils.vocabulary"})  # type: ignore[attr-defined]
     vocab = module.Vocab()
@@ -227,7 +227,7 @@ def test_nvidias_checkpoint_is_read_without_its_classes(torch, tmp_path, monkeyp
 
 
 class Harmful:
-    """Pickles as a call that leaves a trace."""
+    """Unpickling an object of this class would create a file."""
 
     def __init__(self, path):
         self.path = path

@@ -1,4 +1,4 @@
-"""The programs themselves load what is written for them, and give the same losses to 1e-5.
+"""The other programs load the models written for them, and give the same losses to 1e-5.
 
 Skipped without torch or a program's code, see ``helpers/original_programs.py``.
 """
@@ -21,12 +21,12 @@ from txl_jax.data.vocab import Vocab
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("float32_products")]
 
-TOLERANCE = 1e-5  # float32 sums in another order
+TOLERANCE = 1e-5  # float32 sums in another order round differently
 OTHERS = RECORDED / "others"
 
 
 def written(cfg, params, args, folder, to):
-    """The folder with a model whose run has the lengths of ``args``, written for a program."""
+    """Writes a model with the lengths of ``args`` for the program ``to``; returns the folder."""
     lengths = {"seg_len": args.get("tgt_len", 5), "mem_len": args["mem_len"]}
     lengths["context_len"] = args.get("ext_len", 0)
     settings: dict = {section: lengths for section in ("train", "validate", "evaluate")}

@@ -1,6 +1,6 @@
-"""States and arguments of the PyTorch codes: what is taken, what is passed over, what is refused.
+"""States and arguments of the PyTorch programs: which are converted, ignored or refused.
 
-That converted models give the same numbers is test_recorded_pytorch.py.
+test_recorded_pytorch.py tests that converted models give the same numbers.
 """
 
 import dataclasses

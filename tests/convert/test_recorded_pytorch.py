@@ -1,8 +1,8 @@
-"""The same numbers as the published PyTorch code: losses, memories, gradients, parameter counts.
+"""Losses, memories, gradients and parameter counts equal those of the published PyTorch code.
 
 The fixtures hold its parameters, inputs and results (``recorded/README.md``): sixteen core models
-in ``recorded/published/``, models with more options in ``recorded/``, and whatever else the shared
-folder has. Tolerance: 1e-5, float32.
+in ``recorded/published/``, models with more options in ``recorded/``, and any others in the shared
+folder. Tolerance: 1e-5, float32.
 """
 
 import jax
@@ -28,7 +28,7 @@ def test_the_recordings_of_this_repository_are_found():
 
 
 def models():
-    """Every recording; by default one of each kind."""
+    """Every recording; those that are not in ``CORE`` are integration tests."""
     rest = lambda name, where: where != "published" or name not in CORE
     mark = lambda *which: [pytest.mark.integration] if rest(*which) else []
     return [pytest.param(*which, marks=mark(*which)) for which in recordings()]
@@ -71,7 +71,7 @@ def assert_close(got, want, what):
 
 
 def assert_memories_equal(mems, recorded, n_layer, i):
-    """Theirs grows from nothing, layer by layer [filled,B,D]; an L+1st one is never used."""
+    """The recorded memory of a layer is [filled,B,D]; a memory after that of layer L is unused."""
     assert (len(recorded) >= n_layer) == (mems.mem_len > 0)
     for n in range(n_layer if mems.mem_len else 0):
         want = recorded[str(n)]
@@ -116,7 +116,7 @@ PUBLISHED_SHAPES = {
     "lm1b_base_tf": shape(*LM1B_BASE, **TF_LM1B),
     "lm1b_large_tf": shape(*LM1B_LARGE, **TF_LM1B),
 }
-"""Shapes of the published programs' recipes; those programs count as many as RESULTS.md says."""
+"""Shapes of the published programs' recipes, whose parameter counts are in RESULTS.md."""
 
 
 @pytest.mark.integration

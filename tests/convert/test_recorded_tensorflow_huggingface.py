@@ -1,7 +1,7 @@
-"""The same numbers as the authors' TensorFlow code and Hugging Face's TransfoXL.
+"""Losses and memories equal those of the authors' TensorFlow code and Hugging Face's TransfoXL.
 
-``recorded/others`` holds their variables, inputs and results (README there). Both start from zeros
-that are attended to. Tolerance: 1e-5, float32.
+``recorded/others`` holds their variables, inputs and results (README there). Both programs begin
+with a memory of zeros that are attended to. Tolerance: 1e-5, float32.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""TF's and Hugging Face's models: the same values as PyTorch's, where those programs have them.
+"""TF's and Hugging Face's layouts convert to the same parameters as the PyTorch layout.
 
-No checkpoint of theirs is at hand. Their layout is written down in ``foreign_states.py``; here it
-must convert to what the PyTorch layout converts to, of which recorded numbers exist, and the
-softmax must give what their formulas give.
+The states are not from real checkpoints: ``foreign_states.py`` writes them in the layouts of those
+programs. Other tests compare the PyTorch layout with recorded numbers. The softmax must agree with
+the formulas of those programs.
 """
 
 import foreign_states
@@ -49,7 +49,7 @@ HF_FORMS: dict[str, dict] = {
 
 
 def assert_equal(got, want):
-    """The same tree (else ``jax.tree.map`` refuses) of the same values."""
+    """Asserts that values are equal; ``jax.tree.map`` raises an error if the trees differ."""
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
@@ -178,7 +178,7 @@ def test_tensorflows_flags():
             "init_std": 0.005,
             "tgt_len": 5,
             "mem_len": 5,
-            "cutoffs": [0, 7, 15, 23],  # corpus-info.json has the ends
+            "cutoffs": [0, 7, 15, 23],  # corpus-info.json includes 0 and V
         }
     )
     assert (cfg.dropout, cfg.dropatt, cfg.clamp_len) == (0.2, 0.0, 9)

@@ -1,4 +1,4 @@
-"""Models for other programs: every array, name, shape and argument that came in goes out again.
+"""A model that was read is written again with the same arrays, names, shapes and arguments.
 
 In test_original_programs.py the other programs load the files.
 """
@@ -32,7 +32,7 @@ LENGTHS = ("tgt_len", "ext_len", "mem_len")
 
 
 def assert_equal_bits(got, want):
-    """Arrays by name: the same names, shapes, dtypes and bytes."""
+    """Asserts that two dicts of arrays have the same names, shapes, dtypes and bytes."""
     assert got.keys() == want.keys()
     for name, array in want.items():
         assert (got[name].shape, got[name].dtype) == (array.shape, array.dtype), name
@@ -40,7 +40,7 @@ def assert_equal_bits(got, want):
 
 
 # --------------------------------------------------------------------------------------
-# In, and out again.
+# Models that are read and written again.
 
 
 @pytest.mark.parametrize(("name", "where"), recordings())
@@ -51,7 +51,7 @@ def test_a_recorded_pytorch_model_goes_out_as_it_came_in(name, where):
     params = convert.params_from_pytorch(state, cfg)
     assert_equal_bits(convert.params_to_pytorch(params, cfg, impl=impl), state)
     lengths = {key: args[key] for key in LENGTHS}
-    if cfg.untie_r:  # was added to the authors' code for the recording
+    if cfg.untie_r:  # untie_r was added to the code for the recording
         with pytest.raises(ModelFormatError, match=r"untie_r = True: the authors' PyTorch code"):
             convert.config_to_pytorch(cfg, **lengths, impl=impl)
     else:
@@ -184,7 +184,7 @@ def test_a_projection_that_is_missing_nowhere_is_no_reason_to_refuse():
 
 @pytest.mark.parametrize("to", ["pytorch", "nvidia", "huggingface"])
 def test_a_setting_that_no_program_is_known_to_have_is_refused_unless_it_is_the_default(to):
-    """So a change of the model, even one without parameters, is never written as another model."""
+    """So a new setting of models, even one without parameters, is not lost silently in writing."""
 
     @dataclasses.dataclass(frozen=True)
     class Wider(txl_jax.TransformerXLConfig, key="model"):
@@ -207,7 +207,7 @@ def test_the_settings_that_are_written_or_need_not_be_exist():
 
 @pytest.fixture
 def workdir(tmp_path):
-    """The workdir of a converted model of words, with its own lengths."""
+    """The workdir of a converted model of words, with the lengths of ``ARGS``."""
     prepare(tmp_path)
     run = str(tmp_path / "run")
     source, vocab = str(tmp_path / "state.safetensors"), str(tmp_path / "vocab.txt")
@@ -251,7 +251,7 @@ def test_a_huggingface_folder_is_converted_back_as_it_is(workdir, tmp_path):
     back = txl_jax.load(again)
     assert back.vocab == trained.vocab
     ties = dataclasses.replace(trained.config.model, tie_projs=(False, False, False))
-    assert back.config.model == ties  # which are those of (False,)
+    assert back.config.model == ties  # has the same effect as (False,)
     jax.tree.map(np.testing.assert_array_equal, back.params, trained.params)
 
 

@@ -1,4 +1,4 @@
-"""The benchmark corpora: the authors' ids, from every form they come in, told from other data."""
+"""Benchmark corpora: every published form gives the authors' ids; other data is recognised."""
 
 import hashlib
 import io
@@ -109,7 +109,7 @@ def test_enwik8_protocol_is_the_authors_unless_named_and_they_share_no_cache(tmp
 
 
 def as_numbers(part: bytes) -> bytes:
-    """As the authors' preparation writes it."""
+    """The bytes as the authors' preparation writes them: numbers, and line feeds."""
     return " ".join("\n" if v == 10 else str(v) for v in part).encode()
 
 
@@ -225,7 +225,7 @@ def test_wikitext_2_as_published(tmp_path):
     text = (folder / "wiki.test.tokens").read_text()
     assert corpus.vocab.decode(corpus.test).split() == text.split()
     assert corpus.info["lines"]["test"] == 4358
-    assert "not the published data" in corpus.info["label"]  # the training split is not
+    assert "not the published data" in corpus.info["label"]  # train is the valid file
 
 
 def test_wikitext_vocabulary_is_of_training_for_103_and_of_all_for_2(tmp_path):
@@ -276,7 +276,7 @@ def test_published_files_with_other_counts_are_refused(tmp_path, monkeypatch):
 
 
 def test_the_counts_are_told(tmp_path, capsys):
-    say_once.cache_clear()  # other tests have the same text
+    say_once.cache_clear()  # other tests print the same text
     load_corpus("wt2", write_folder(tmp_path / "t", "{}.txt", WIKI), cache_dir=tmp_path)
     told = capsys.readouterr().err
     assert (
@@ -340,7 +340,7 @@ def test_the_double_protocol_of_lm1b_is_tfs_stream(tmp_path):
         [1, 0, 1, 1],
     ]
     assert ids(corpus.valid) == ids(corpus.test) == [[1, 0, 3, 1, 1], [1, 4, 4, 2, 1, 1]]
-    text = [1, 0, 4, 1, 1, 6, 2, 5, 1, 1, 4, 0, 3, 1, 1, 0, 1]  # by hand; one <S> more follows
+    text = [1, 0, 4, 1, 1, 6, 2, 5, 1, 1, 4, 0, 3, 1, 1, 0, 1]  # by hand; then follows one more <S>
     assert flat_tokens(corpus.train).tolist() == [*text, 1]
     assert corpus.info["tokens"] == {"train": 17, "valid": 9, "test": 9}
     assert corpus.info["protocol"]["protocol"] == "double"
@@ -353,7 +353,7 @@ def test_the_double_protocol_of_lm1b_is_tfs_stream(tmp_path):
 
 
 def slow_tf_stream(text: bytes, symbols: list[str]) -> list[int]:
-    """``encode_sents`` of TF's code with ``add_double_eos``, all sentences one after another."""
+    """``encode_sents`` of TF's code with ``add_double_eos``, the ids of all sentences joined."""
     stream = []
     for line in text.decode().split("\n"):
         for word in ["<S>", *line.strip(" ").split(" "), "<S>"]:

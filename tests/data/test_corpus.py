@@ -1,4 +1,4 @@
-"""A corpus is prepared once, kept apart from every other, and never trusted when damaged."""
+"""A corpus is prepared once, in a folder of its own; damage to the folder is found."""
 
 import concurrent.futures
 import json
@@ -283,7 +283,7 @@ def test_every_unfinished_folder_is_removed_by_a_later_start(book, tmp_path, mon
     longer.write_text(BOOK + "~" * 50)
     vocab = load_corpus("text", longer, vocab="char", cache_dir=cache).vocab
     config = DataConfig(name="text", path=str(book), vocab="char", cache_dir=str(cache))
-    corpus_from_config(config, vocab)  # one for its own and one for the given vocabulary
+    corpus_from_config(config, vocab)  # a folder for the given vocabulary
     load_corpus("ptb", ptb_archive(tmp_path / "a.tgz"), cache_dir=cache)
     assert len(set(made)) == 4
     for path in made:
@@ -387,7 +387,7 @@ def test_a_damaged_file_is_found_and_the_corpus_prepared_again(book, tmp_path, n
     load_corpus("text", book, vocab="char", cache_dir=cache)
     (folder,) = folders(cache)
     good = {path.name: path.read_bytes() for path in folder.iterdir()}
-    if name == "corpus.json":  # it holds the hashes and has none of its own
+    if name == "corpus.json":  # it has the hashes of the other files, none of its own
         (folder / name).write_text("{" if how == "truncated" else "[]")
     else:
         damage(folder / name, how)
@@ -482,7 +482,7 @@ def test_text_that_is_not_utf8_needs_bytes_and_says_that_it_has_them(tmp_path, c
             " for example by  iconv -f CP1252 -t UTF-8 FILE > NEW, or use vocab='byte',"
             " which takes any bytes"
         )
-    for _ in range(2):  # the second one reads the cache
+    for _ in range(2):  # the second time, the cache is read
         source.say_once.cache_clear()  # as in another process
         assert load_corpus("text", path, cache_dir=tmp_path).train[400] == 0xE9
         (note,) = capsys.readouterr().err.splitlines()[1:]
@@ -503,7 +503,7 @@ def test_characters_between_blocks_are_utf8_and_the_first_wrong_byte_is_named(at
     raw[at] = 0xFF
     (tmp_path / "x.txt").write_bytes(raw)
     load_corpus("text", tmp_path / "x.txt", cache_dir=tmp_path)
-    wrong = at if at % 2 == 0 else at - 1  # the character that it ends
+    wrong = at if at % 2 == 0 else at - 1  # the first byte of the character
     assert f"byte {wrong} is 0x{raw[wrong]:02x}" in capsys.readouterr().err
 
 
@@ -513,7 +513,7 @@ def test_what_is_said_of_a_text_does_not_depend_on_the_cache(tmp_path, capsys):
     for _ in range(2):
         source.say_once.cache_clear()  # as in another process
         load_corpus("text", tmp_path, cache_dir=tmp_path / "c")
-        load_corpus("text", tmp_path, cache_dir=tmp_path / "c")  # says nothing again
+        load_corpus("text", tmp_path, cache_dir=tmp_path / "c")  # prints nothing more
         said.append(capsys.readouterr().err.splitlines())
     assert said[0] == said[1]
     files, sizes, crlf, short = said[0]
@@ -533,7 +533,7 @@ BOM = b"\xef\xbb\xbf"
 @pytest.mark.parametrize("form", ["file", "folder", "splits", "files"])
 @pytest.mark.parametrize("kind", ["byte", "char", "word"])
 def test_a_text_with_byte_order_marks_is_the_text_without_them(tmp_path, kind, form):
-    """At the start of each file; the text and the identity of its corpus are the same."""
+    """Each file begins with a mark; the text and the hash of its corpus are those without marks."""
     folders = [tmp_path / "plain", tmp_path / "marked"]
     names = ("train", "valid", "test") if form == "splits" else ("1", "2", "3", "4")
     for folder, mark in zip(folders, (b"", BOM), strict=True):

@@ -1,4 +1,4 @@
-"""Documents: memory is reset where one begins, and no target crosses a boundary."""
+"""Documents: memory is reset where a document begins, and no target crosses a boundary."""
 
 import dataclasses
 import itertools
@@ -60,7 +60,7 @@ def test_a_document_has_the_separator_that_it_shares_with_the_next():
     found = separated(np.array([0, 5, 6, 0, 2, 3, 0, 4, 0]), 0, "x")
     assert [d.tolist() for d in found] == [[0, 5, 6, 0], [0, 2, 3, 0], [0, 4, 0]]
     assert (len(found), found.n_targets) == (3, 8)
-    found = separated(np.array([7, 7, 0, 0, 3]), 0, "x")  # without one at the start or the end
+    found = separated(np.array([7, 7, 0, 0, 3]), 0, "x")  # no separator at the ends
     assert [d.tolist() for d in found] == [[7, 7, 0], [0, 0], [0, 3]]
     assert found[-1].tolist() == [0, 3]
     with pytest.raises(IndexError):
@@ -157,7 +157,7 @@ def loss_alone(model, params, split, m, t):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("dynamic", [False, True])  # without it, the evaluator keeps a cache
+@pytest.mark.parametrize("dynamic", [False, True])  # if False, the evaluator keeps a cache
 @pytest.mark.parametrize("b", [1, 3])
 def test_evaluation_gives_the_loss_of_each_document_alone(shared, dynamic, b):
     model, params = model_and_params(same_length="tf")
@@ -261,7 +261,7 @@ def test_each_line_of_a_text_may_be_a_document(tmp_path, kind):
     given = {"document_separator": "\n", "vocab": kind, "cache_dir": tmp_path / "c"}
     corpus = load_corpus("text", tmp_path / "x.txt", **given)
     splits = [getattr(corpus, split) for split in ("train", "valid", "test")]
-    # As an input, the separator also begins the documents after the first.
+    # Each document after the first also has the separator before it, as an input.
     found = [corpus.vocab.decode(d).removeprefix("\n") for split in splits for d in split]
     assert found == lines
 
@@ -400,7 +400,7 @@ def test_a_run_on_documents_resumes_with_the_same_bits_and_reports_each_document
 
 
 def tiny_trained(**data):
-    """A model of ids with drawn parameters."""
+    """A language model of ids with random parameters."""
     model, params = model_and_params()
     exp = txl_jax.ExperimentConfig.from_dict({"data": {"name": "tokens", **data}})
     exp = dataclasses.replace(exp, model=model.cfg)
@@ -412,7 +412,7 @@ def test_scoring_empties_memory_at_each_separator():
     split, trained = documents(shared=True), tiny_trained(document_separator="0")
     settings = {"mem_len": 15, "seg_len": 5}
     ids = np.asarray(split.ids, np.int64)
-    whole = trained.score(ids[1:], **settings)  # the separator before a text is added
+    whole = trained.score(ids[1:], **settings)  # score() adds a separator before the text
     alone = [trained.score(np.asarray(d[1:]), **settings).lines[0].nll for d in split]
     np.testing.assert_allclose(whole.lines[0].nll, np.concatenate(alone), rtol=1e-5)
     running = tiny_trained().score(ids[1:], **settings).lines[0].nll
@@ -442,7 +442,7 @@ def test_arrays_are_scored_document_by_document(tmp_path, capsys):
     any_text.run(trained, str(tmp_path))
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["tokens"] for row in rows] == [len(d) - 1 for d in split]
-    model, params = model_and_params(same_length="pytorch")  # the window of scoring
+    model, params = model_and_params(same_length="pytorch")  # scoring has this window
     alone = loss_alone(model, params, split, m=15, t=5)
     np.testing.assert_allclose(sum(row["nll"] for row in rows), alone, rtol=1e-5)
     (tmp_path / "ids.starts.npy").unlink()
@@ -456,7 +456,7 @@ def test_generated_ids_are_written_as_an_array_with_starts(tmp_path):
     trained = tiny_trained()
     config = dataclasses.replace(trained.config, generate=GenerateConfig(**settings))
     write_continuations(dataclasses.replace(trained, config=config), str(tmp_path))
-    data = dataclasses.replace(config.data, document_separator="0")  # starts take its place
+    data = dataclasses.replace(config.data, document_separator="0")  # the file of starts is used
     found = read_documents(tmp_path / "sample.npy", data, V)
     expected = [one.ids.tolist() for one in trained.generate(**settings)]
     assert [ids.tolist() for ids in found] == expected

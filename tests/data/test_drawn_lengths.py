@@ -1,4 +1,4 @@
-"""Drawn segment lengths: every target once, the published distribution, a function of the step."""
+"""Random segment lengths have the published distribution; each target comes once an epoch."""
 
 import threading
 
@@ -18,7 +18,7 @@ def drawn(context_len=0, seed=0, partial_shuffle=False):
 
 
 def epochs_of(streams, n):
-    """The segments of the first n epochs, as they come."""
+    """Lists of the segments of each of the first n epochs, in the order of training."""
     found: list[list] = [[]]
     step = 0
     while True:
@@ -85,8 +85,8 @@ def test_lengths_are_normal_with_one_in_twenty_around_the_half():
     short = found < 52.5
     assert short.mean() == pytest.approx(0.05, abs=0.003)
     for lengths, mean in ((found[~short], 70), (found[short], 35)):
-        assert lengths.mean() == pytest.approx(mean - 0.5, abs=0.3)  # cut off, not rounded
-        assert lengths.std() == pytest.approx(5, abs=0.3)  # a few are of the other mean
+        assert lengths.mean() == pytest.approx(mean - 0.5, abs=0.3)  # truncated, so 0.5 lower
+        assert lengths.std() == pytest.approx(5, abs=0.3)  # a few have the other mean
     counts = [np.sum(found[~short] == n) for n in range(60, 81)]
     expected = np.diff(stats.norm.cdf(np.arange(60, 82), 70, 5)) * 95_000
     np.testing.assert_allclose(counts, expected, rtol=0.1)
@@ -149,7 +149,7 @@ def test_epochs_tell_the_share_of_the_text_that_was_read():
 
 
 def done(segments, seg):
-    """Targets before a segment over all targets of its epoch."""
+    """The fraction of its epoch's targets that come before a segment."""
     before = 0.0
     for other in segments:
         if other is seg:

@@ -1,4 +1,4 @@
-"""Reading ahead changes nothing: order, errors, and an early end."""
+"""Prefetching keeps the order of items and errors, and closing it ends its thread."""
 
 import threading
 

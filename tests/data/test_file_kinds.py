@@ -1,4 +1,4 @@
-"""What is no text is refused with what it looks like, and its bytes are trained only if asked."""
+"""A file that is not text is refused, with its kind named, unless its bytes are asked for."""
 
 import bz2
 import gzip
@@ -93,7 +93,7 @@ KINDS = {
     ),
     "a 7-Zip archive": b"7z\xbc\xaf\x27\x1c" + NOISE,
     "a Parquet table": b"PAR1" + NOISE,
-    "an Arrow table": b"\xff\xff\xff\xff\xa8\0\0\0\x10\0\0\0" + b"a\0" * 999,  # a stream
+    "an Arrow table": b"\xff\xff\xff\xff\xa8\0\0\0\x10\0\0\0" + b"a\0" * 999,  # the stream format
     "a safetensors file": safetensors(),
     "binary data": NOISE,
     **{f"a Python pickle {n}": pickle.dumps({"text": ["a"]}, n) for n in range(6)},

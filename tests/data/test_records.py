@@ -103,7 +103,7 @@ FORMS: dict[str, Any] = {
 
 
 def documents(corpus, splits=SPLITS):
-    """The documents of splits as texts."""
+    """The decoded documents of all given splits."""
     parts = [getattr(corpus, split) for split in splits]
     assert all(isinstance(part, Pieces) for part in parts)
     return [corpus.vocab.decode(document) for part in parts for document in part]
@@ -178,7 +178,7 @@ def test_a_file_that_cannot_be_unpacked_is_one_line_of_error(tmp_path, end, faul
         "of another kind": TEXT,
         "empty": b"",
     }[fault])  # fmt: skip
-    if fault == "empty" and end == ".gz":  # Python reads no member as no text
+    if fault == "empty" and end == ".gz":  # gzip reads an empty file as empty
         assert "the text is empty" in refused(lambda: find_text(path, tmp_path / "c"))
         return
     message = refused(lambda: find_text(path, tmp_path / "c"))
@@ -294,7 +294,7 @@ def test_the_field_of_the_text_is_a_setting(tmp_path, form):
 
 @pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.tab", "x.psv"])
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("said", ["", "sep={}\r\n", '"sep={}"\n'])  # as Excel does
+@pytest.mark.parametrize("said", ["", "sep={}\r\n", '"sep={}"\n'])  # a first line for Excel
 def test_columns_are_divided_as_the_first_line_is(tmp_path, name, delimiter, said):
     with open(tmp_path / name, "w", encoding="utf-8", newline="") as file:
         file.write(said.format(delimiter))
@@ -385,7 +385,7 @@ def test_documents_of_no_or_one_token_are_left_out_and_counted(tmp_path, capsys)
 
 
 def test_bytes_words_and_lines_are_those_of_each_record_that_is_kept(tmp_path):
-    """Bits per byte and word perplexity have them as denominators."""
+    """These counts are the denominators of bits per byte and word perplexity."""
     texts = ["é", "two words", "é", "and\nthree more", "é"] * 30
     (tmp_path / "x.jsonl").write_bytes(json_lines(texts))
     corpus = load_corpus("text", tmp_path / "x.jsonl", vocab="char", cache_dir=tmp_path / "c")
@@ -500,7 +500,7 @@ def test_settings_that_contradict_records_are_refused(tmp_path):
 
 
 def saved(folder: pathlib.Path, songs, parts=2):
-    """Writes a folder as ``datasets`` does, with a file of its cache."""
+    """Writes a folder as the package ``datasets`` saves it, with a cache file that is no data."""
     folder.mkdir(parents=True)
     names = [f"data-{n:05}-of-{parts:05}.arrow" for n in range(parts)]
     cuts = np.linspace(0, len(songs), parts + 1).astype(int)

@@ -1,4 +1,4 @@
-"""Streams of sentences: whole, in a new order every epoch, and any segment at any time."""
+"""Streams of whole sentences have a new order every epoch; segments can be read in any order."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def streams_of(sentences, b, t, seed=None, **options):
 
 
 def sentences_of(lengths, first=1) -> Pieces:
-    """Sentences of so many words, every word another one."""
+    """Sentences of ``lengths`` words each, in which no word occurs twice."""
     ends = np.cumsum([0, *(n + 1 for n in lengths)])
     tokens = np.arange(first, first + ends[-1] + 1, dtype=np.int32)
     tokens[ends] = S
@@ -44,7 +44,7 @@ def random_sentences(n, seed=0, longest=9) -> Pieces:
 
 
 def rows_of(streams, epoch=0):
-    """Inputs and targets of each row, in order, where they are scored."""
+    """The pairs (input, target) of each row that are scored, in order."""
     segments = [streams.segment(i, epoch=epoch) for i in range(streams.n_segments)]
     rows = []
     for b in range(streams.batch_size):
@@ -58,7 +58,7 @@ def rows_of(streams, epoch=0):
 
 
 def cut_at_boundaries(pairs) -> list[tuple[int, ...]]:
-    """The sentences that a row reads, checked to be fed as ``<S> w..`` for ``w.. <S>``."""
+    """The sentences of a row; asserts that each has inputs ``<S> w..`` and targets ``w.. <S>``."""
     found: list[tuple[int, ...]] = []
     words: list[int] = []
     inside = False
@@ -280,7 +280,7 @@ def test_tfs_stream_in_any_order_is_whole_sentences_after_another(monkeypatch):
                 given, targets = ([pair[i] for pair in row] for i in (0, 1))
                 assert given[1:] == targets[:-1]
                 text = [*given, targets[-1]]
-                while len(text) > 1:  # TF's rule, word by word: <S> words <S>
+                while len(text) > 1:  # by TF's rule, a sentence is <S> words <S>
                     assert text[0] == S
                     end = text.index(S, 1)
                     read.append(text[1:end])

@@ -1,4 +1,4 @@
-"""Each corpus finds its text in every form it promises, and refuses what is unsafe or wrong."""
+"""Each corpus finds its text in every documented form, and refuses unsafe or wrong files."""
 
 import concurrent.futures
 import functools
@@ -119,7 +119,7 @@ TEXTS = {n: random.Random(n).choices(range(97, 101), k=3000) for n in ("a.txt", 
 
 
 def archive_of(kind: str) -> bytes:
-    """Two texts as tar, compressed in this way, or as a zip."""
+    """An archive of two texts: a zip, or a tar with the compression ``kind``, if any."""
     whole = io.BytesIO()
     if kind == "zip":
         with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as out:
@@ -136,7 +136,7 @@ def archive_of(kind: str) -> bytes:
 
 
 def damaged(whole: bytes, seed: int) -> bytes:
-    """Cut off somewhere, or with one bit flipped."""
+    """The bytes truncated at a random place, or with one random bit flipped."""
     rng, content = random.Random(seed), bytearray(whole)
     if seed % 2:
         return whole[: rng.randrange(len(whole))]
@@ -155,9 +155,9 @@ def test_a_damaged_archive_is_refused_in_one_line_or_gives_its_text(tmp_path, ki
             unpack(archive, into, plain_names(list(TEXTS)), list(TEXTS))
         except DataError as error:
             message, refusals = str(error), refusals + 1
-        if message is None:  # what was hit is not text, such as a date or padding
+        if message is None:  # the damage is not in a text, but in a date or padding
             same = [(into / name).read_bytes() == bytes(text) for name, text in TEXTS.items()]
-            assert all(same) or (kind == "" and seed % 2 == 0)  # plain tar has no checksum of text
+            assert all(same) or (kind == "" and seed % 2 == 0)  # plain tar has no checksum of texts
         else:
             assert message.startswith(f"{archive}: ")
             assert "\n" not in message
@@ -435,7 +435,7 @@ def test_valid_addresses_are_accepted(url):
 
 
 class Breaking(http.server.BaseHTTPRequestHandler):
-    """Gives ``data`` in full or from a byte on, but ``stops`` after so many bytes in all."""
+    """Serves ``data``, or its rest from a byte on; ``stops`` lists where answers break off."""
 
     data = b""
     stops: typing.ClassVar[list[int]] = []

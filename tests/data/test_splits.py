@@ -1,4 +1,4 @@
-"""Files and folders named as splits are the splits, which is printed; vague names are refused."""
+"""Files and folders named as splits are read as these splits; vague names are refused."""
 
 import gzip
 import os
@@ -18,7 +18,7 @@ LINES = {"train": b"of train\n" * 40, "valid": b"of valid\n" * 30, "test": b"of 
 
 
 def write(folder, **files):
-    """Writes files by split, or by any other name, whose text says where it is from."""
+    """Writes files by name, each with the lines of a split or with the given text."""
     for name, split in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

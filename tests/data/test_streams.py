@@ -1,4 +1,4 @@
-"""Segments cover the tokens as promised; a slow loop says what each one must hold."""
+"""Segments are compared with those of a slow loop, and with the authors' recorded batches."""
 
 import itertools
 
@@ -14,7 +14,7 @@ SHAPES = [(n, b, t) for n in (2, 3, 7, 16, 29, 30, 31) for b in (1, 2, 3, 5) for
 
 
 def slow_streams(tokens, batch_size, drop_remainder):
-    """For each stream its (input, target) pairs, written out."""
+    """The list of all pairs (input, target) of each stream."""
     if drop_remainder:
         n = len(tokens) // batch_size
         rows = [tokens[b * n : (b + 1) * n] for b in range(batch_size)]
@@ -135,7 +135,7 @@ def test_the_authors_cut_gives_the_authors_batches(name, split):
 @pytest.mark.parametrize("name", ["wt103", "enwik8"])
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 def test_the_authors_cut_gives_the_authors_batches_with_context(name, split):
-    """They leave out what is before a stream's first token; here it is padding before it."""
+    """Before a stream's first token, the authors have no context, and this project has padding."""
     recorded = shared_files.json_of(f"fixtures/data/{name}.json")
     batches = recorded[f"{split}_batches_bsz3_bptt5_ext2"]
     got = list(segments(np.array(recorded[split]), 3, 5, True, context_len=2))
@@ -162,7 +162,7 @@ def test_a_segment_depends_on_its_index_alone():
 
 
 class Watched(np.ndarray):
-    """An array whose token n is n, and that notes which tokens are read."""
+    """An array, here with the token n at index n, that records which tokens are read."""
 
     read: set
 
@@ -286,7 +286,7 @@ def test_every_shift_is_as_likely_and_streams_are_shifted_apart():
     for b in range(3):
         counts = np.bincount(shifts[:, b], minlength=20)
         assert len(counts) == 20
-        assert np.min(counts) > 60  # of 100, standard deviation 10
+        assert np.min(counts) > 60  # 100 are expected, with standard deviation 10
         assert np.max(counts) < 140
         assert np.mean(shifts[1:, b] == shifts[:-1, b]) < 0.1
         assert np.mean(shifts[:, b] == shifts[:, b - 1]) < 0.1
@@ -317,7 +317,7 @@ def test_ids_that_fit_are_accepted():
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "int64", "uint64"])
 def test_tokens_and_sizes_of_any_integer_type_give_the_segments_of_int32(dtype):
-    """The text has more tokens than int8 can count; it is a text, sentences or documents."""
+    """The input has more tokens than int8 can count: a text, documents or sentences."""
     tokens = np.arange(1000, dtype=np.int32) % 100
     edges = np.array([0, 40, 90, 127])
     size = np.dtype(dtype).type(3)

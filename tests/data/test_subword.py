@@ -1,4 +1,4 @@
-"""Subwords: any text has an encoding and comes back, however it is cut, and the same everywhere."""
+"""Subwords: any text is encoded and decoded exactly, in any blocks and in every process."""
 
 import hashlib
 import itertools
@@ -30,7 +30,7 @@ def vocab():
     return Vocab.from_subwords([TEXT], vocab_size=SIZE)
 
 
-# Any text, and back.
+# Any text is encoded and decoded.
 
 
 @hypothesis.given(st.text())
@@ -55,7 +55,7 @@ def test_any_bytes_come_back_or_are_refused_where_they_are_no_text(vocab, raw):
 
 
 def test_what_is_no_character_is_refused(vocab):
-    """As bytes of a command line that are not UTF-8 come to a program."""
+    """Python gives characters such as U+DCFF for bytes of a command line that are not UTF-8."""
     with pytest.raises(
         DataError, match=r"^text, character 2: '\\udcff' is not a character; give text"
     ):
@@ -77,7 +77,7 @@ def test_the_256_bytes_are_symbols_so_nothing_is_unknown(vocab):
     assert vocab.unit == "ppl"
 
 
-# Where a text is cut decides nothing.
+# Ids do not depend on where a text is cut into blocks.
 
 
 @hypothesis.given(st.text(alphabet="a the\nnt'\r é猫", max_size=60), st.data())
@@ -92,7 +92,7 @@ def test_where_blocks_end_changes_no_token(vocab, text, data):
 
 
 def test_a_text_is_its_lines_one_after_another(vocab):
-    """So what is prepared, a prompt and a line that is scored alone mean the same."""
+    """So a line has the same ids in a prepared text, in a prompt, and when it is scored alone."""
     lines = re.findall(r"[^\n]*\n|[^\n]+$", TEXT)
     alone = [i for line in lines for i in vocab.encode(line).tolist()]
     assert vocab.encode(TEXT).tolist() == alone
@@ -118,11 +118,11 @@ def test_no_more_than_a_block_and_a_piece_is_held():
     assert longest <= tokenizer.LONGEST
 
 
-# What is learnt.
+# The learnt symbols.
 
 
 def test_merges_are_the_pairs_that_stand_together_most_often():
-    """By hand: xy 14 times, then xy-z 9, xy-w 5, q-w 3; a line's end is merged with nothing."""
+    """By hand: xy occurs 14 times, then xy-z 9, xy-w 5, q-w 3; line ends are not merged."""
     text = "xyz\n" * 9 + "xyw\n" * 5 + "qw\n" * 3
     learnt = Vocab.from_subwords([text], vocab_size=260)
     assert learnt.symbols[256:] == ["xy", "xyz", "xyw", "qw"]
@@ -177,7 +177,7 @@ def test_a_short_text_gives_fewer_symbols_than_asked_for():
     assert len(Vocab.from_subwords(["ab ab\n"], vocab_size=8000)) < 270
 
 
-# How it is kept.
+# How a vocabulary is stored.
 
 
 def test_stored_as_json_it_is_the_same(vocab):
@@ -222,16 +222,16 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch, vocab, 
     stored = Vocab.from_json(vocab.to_json())
     with pytest.raises(DataError, match=fix):
         stored.encode("the cat")
-    assert stored.decode(vocab.encode("the cat")) == "the cat"  # to read needs nothing
+    assert stored.decode(vocab.encode("the cat")) == "the cat"  # decoding needs no package
     with pytest.raises(DataError, match=fix):
         corpus(tmp_path)
 
 
-# As a corpus.
+# A corpus of subwords.
 
 
 def corpus(folder, vocab_size=400, **data):
-    """The folder's text with subwords."""
+    """A corpus of subwords from two files, which are first written in ``folder``."""
     path = folder / "text"
     path.mkdir(exist_ok=True)
     for n, name in enumerate(("a.txt", "b.txt")):
@@ -284,7 +284,7 @@ def test_impossible_settings_are_refused(data, message):
 
 
 def test_bits_per_byte_are_of_the_bytes_that_the_scored_subwords_are(tmp_path):
-    """1 nat a token; the first token is no target, and its bytes cost nothing."""
+    """The loss is 1 nat a token; the first token is no target, so its bytes do not count."""
     prepared = corpus(tmp_path)
     targets = len(prepared.test) - 1
     first = prepared.vocab.decode(prepared.test[:1])

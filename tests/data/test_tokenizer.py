@@ -21,7 +21,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 
 def word_pieces():
-    """A tokenizer of lower-case words, with special tokens around each text, cut and padded."""
+    """A tokenizer of lower-case words that adds [CLS], truncates to 3 tokens and pads to 20."""
     made = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
     made.normalizer = tokenizers.normalizers.Lowercase()
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

@@ -1,4 +1,4 @@
-"""``data.name=tokens``: arrays of ids are mapped where they are, checked and never copied."""
+"""``data.name=tokens``: an array of ids is checked, and memory-mapped without a copy."""
 
 import collections
 import json
@@ -120,7 +120,7 @@ def test_white_space_may_be_in_symbols(tmp_path):
     path = save(tmp_path / "ids.npy")
     for symbols, text in (
         (["a", "b c", "\n", "\t\u3000", "d", "e", "f"], r"b\x20c \n a \t\u3000 f"),
-        (["a", "b", "\n", " ", "7", "e", "f"], "b\na f"),  # no blanks added
+        (["a", "b", "\n", " ", "7", "e", "f"], "b\na f"),  # single characters: no spaces added
     ):
         (tmp_path / "symbols.json").write_text(json.dumps(symbols))
         vocab = load_corpus("tokens", path).vocab
@@ -147,7 +147,7 @@ def test_the_symbols_of_nanogpt_are_read_without_unpickling(tmp_path, protocol, 
     vocab = load_corpus("tokens", tmp_path).vocab
     assert vocab.symbols == SHAKESPEARE
     assert vocab.decode(vocab.encode("Ab é\n!3")) == "Ab é\n!3"
-    (tmp_path / "symbols.json").write_text(json.dumps(list("abcdefg")))  # counts more
+    (tmp_path / "symbols.json").write_text(json.dumps(list("abcdefg")))  # has precedence
     assert load_corpus("tokens", tmp_path).vocab.symbols == list("abcdefg")
 
 
@@ -342,7 +342,7 @@ def test_ids_of_a_memory_map_are_checked_in_every_part(tmp_path):
 def test_the_header_of_llm_c_is_no_part_of_the_ids(tmp_path, magic, version, dtype):
     ids = IDS + (100_000 if dtype == "<u4" else 0)
     path = llm_c(tmp_path / "ids.bin", ids, magic, version, dtype)
-    corpus = load_corpus("tokens", path, dtype="int64")  # the header says the type
+    corpus = load_corpus("tokens", path, dtype="int64")  # the type in the header is used
     np.testing.assert_array_equal(np.concatenate(splits(corpus)), ids)
     assert len(corpus.vocab) == ids.max() + 1
     with pytest.raises(DataError, match=rf"token 5 \(byte {1024 + 5 * int(dtype[2])}\)"):
@@ -429,7 +429,7 @@ def test_ids_far_above_the_rest_at_the_start_are_taken_for_a_header(tmp_path, he
 )
 @pytest.mark.parametrize("unit", [1, "bytes"])
 def test_a_short_header_that_counts_the_ids_is_noticed(tmp_path, dtype, words, type_of_count, unit):
-    """All numbers of the header are smaller than the largest id."""
+    """Read as uint16, all numbers of the header are smaller than the largest id."""
     ids = np.random.default_rng(0).integers(0, 60_000, 70_000).astype(dtype)
     count = len(ids) * (ids.itemsize if unit == "bytes" else 1)
     header = np.array([7] * words + [count, 2], type_of_count).tobytes()
@@ -444,7 +444,7 @@ def test_a_short_header_that_counts_the_ids_is_noticed(tmp_path, dtype, words, t
 @pytest.mark.parametrize("largest", [2, 256, 50_257, 65_536])
 @pytest.mark.parametrize("n", [40, 600, 3_000, 30_000])
 def test_ordinary_ids_are_not_taken_for_a_header(tmp_path, largest, n):
-    """Ids are drawn uniformly, or by frequency, so that large ids are rare."""
+    """Ids are drawn uniformly, or log-uniformly so that large ids are rare."""
     rng = np.random.default_rng(largest + n)
     even, rare = rng.integers(0, largest, n), (largest ** rng.random(n)).astype(int) - 1
     for name, ids in (("even", even), ("rare", rare)):
@@ -462,7 +462,7 @@ def test_a_model_of_ids_trains_scores_and_continues(tmp_path):
         {"data.path": str(tmp_path), "model.n_layer": 1, "train.steps": 40, "generate.length": 0},
     )
     record = json.loads((tmp_path / "run" / "evaluation.json").read_text())
-    assert record["results"][0]["ppl"] < 5  # a uniform guess has 11
+    assert record["results"][0]["ppl"] < 5  # a uniform guess has a perplexity of 11
     assert "there is no test file" in record["label"]
     generated = trained.generate("3 4", length=6, temperature=0)
     assert generated.text.split() == [str(i) for i in generated[0].ids.tolist()]

@@ -1,4 +1,4 @@
-"""A vocabulary gives the authors' ids, gives the text back, and says where it cannot."""
+"""A vocabulary gives the authors' ids and decodes them; its errors name the symbol and place."""
 
 import itertools
 import json
@@ -145,7 +145,7 @@ def test_bytes_and_letters_are_by_frequency_with_ties_as_first_seen(size):
     assert (counted.kind, counted.unit) == ("byte", "bpb")
     dropped = Vocab.from_counted_bytes(*blocks, newline=False)
     assert dropped.symbols == slow_order([str(value) for value in whole if value != 10])
-    assert dropped.unit == "bpc"  # not that of every byte of the text
+    assert dropped.unit == "bpc"  # newline bytes are not encoded
     letters = Vocab.from_letters(*blocks[:2])
     assert letters.symbols == slow_order("zebra_zoo_arc__a__")
 
@@ -307,7 +307,7 @@ KOREAN = "나는 고양이다. 이름은 아직 없다. 어디서 태어났는�
 )
 def test_an_error_has_the_command_that_converts_the_text(text, encoding, command):
     raw = text.encode(encoding)
-    raw += b"\xff" * (encoding == "utf_8")  # one damaged place
+    raw += b"\xff" * (encoding == "utf_8")  # one invalid byte
     message = refused(lambda: Vocab.from_chars([raw]))
     assert f"  {command} FILE > NEW" in message
     if program := shutil.which("iconv"):

@@ -1,4 +1,4 @@
-"""The edits of docs/change.md make the changes of the model that the page says they make."""
+"""The edits of docs/change.md change the model as the page says."""
 
 import os
 import re
@@ -19,10 +19,10 @@ SETTINGS = {
     "Heads that share keys and values": ("n_kv_head", "1"),
     "A soft cap of scores": ("soft_cap", "0.5"),
 }
-"""The setting of each change, and a value of it."""
+"""The setting that each change adds or extends, and a value of this setting."""
 NAMES = ("swiglu", "temperature", "alibi", "rope", "n_kv_head", "soft_cap")
 WORDS = dict(zip(SETTINGS, NAMES, strict=True))
-"""What the names of tests of each change have in them."""
+"""For each change, a word in the names of its tests."""
 TESTS = ("tests/model/test_changes.py", "tests/model/test_reference.py")
 FORGOTTEN = [
     ("SwiGLU", "def feed_forward_flops", "products_of_the_formula[activation=swiglu]"),
@@ -44,7 +44,7 @@ trained.export("programs", seg_len=4, mem_len=4)
 
 
 def python(folder, *arguments):
-    """Runs Python with the copy of the package, and returns what it did."""
+    """Runs Python with the copy of the package; returns the finished process."""
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

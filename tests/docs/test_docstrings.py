@@ -1,4 +1,4 @@
-"""Every public name has an example in its docstring, and it runs as it stands there."""
+"""Every public name has an example in its docstring, which runs unchanged."""
 
 import doctest
 import inspect
@@ -14,12 +14,12 @@ import txl_jax
 from txl_jax.data.vocab import Vocab
 
 NOT_RUN = {"push": "uploads, which needs a login at the Hub; test_loading.py has a stand-in"}
-"""Names whose example is only shown, and why."""
+"""Names whose example is not run, and the reason."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The folder in which the examples run: it has ``configs/`` and a small run of bytes."""
+    """The folder in which the examples run: it has ``configs/`` and a small model of bytes."""
     there = tmp_path_factory.mktemp("examples")
     (there / "configs").symlink_to(ROOT / "configs")
     cfg = tiny_models.config(vocab_size=256)
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 
 def examples(name):
-    """The examples of a public name's own docstring, to be run with no name defined."""
+    """Returns the examples in a public name's docstring; they start with no names defined."""
     thing = getattr(txl_jax, name)
     text = inspect.cleandoc(thing.__doc__ or "")
     return doctest.DocTestParser().get_doctest(text, {}, name, f"<{name}>", 0)

@@ -1,4 +1,4 @@
-"""The examples remember with memory and guess without; PPO does what its formulas say."""
+"""Models of the examples solve their tasks only with memory; PPO follows its formulas."""
 
 import json
 import runpy
@@ -44,16 +44,16 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def ppo():
-    """The names of the example."""
+    """The global variables of examples/ppo.py, by name."""
     pytest.importorskip("gymnax")
     return runpy.run_path(str(PPO), run_name="ppo")
 
 
 @pytest.fixture(scope="module")
 def acted(ppo):
-    """Returns a small run, its first state, and two rollouts in a row.
+    """Returns a small run, its first state, and two consecutive rollouts.
 
-    Each rollout comes with the buffer after it.
+    A rollout is (world, last value, steps, buffer), with the world and the buffer after it.
     """
     run = ppo["PPO"](ppo["Settings"](**SMALL))
     state, rollout = tiny_models.quick(run.init)(), tiny_models.quick(run.rollout)
@@ -104,7 +104,7 @@ def test_advantages_are_the_sums_of_their_definition(acted):
 
 @pytest.mark.integration
 def test_before_the_first_update_all_importance_ratios_are_1(acted, ppo):
-    """Windows give the log-probabilities and values of acting, in a second rollout too."""
+    """Learning on windows computes the log-probabilities and values of acting, in both rollouts."""
     run, state, found = acted
 
     @tiny_models.quick
@@ -127,7 +127,7 @@ def test_before_the_first_update_all_importance_ratios_are_1(acted, ppo):
 
 
 def test_continuous_actions_are_normal_and_scaled_to_the_environments_range(ppo):
-    """Log-densities and entropies by their formulas, in float64."""
+    """Log-densities and entropies equal their formulas, computed in float64."""
     low, high = np.array([-2.0, 0.0]), np.array([2.0, 6.0])
     actions = ppo["Gaussian"](types.SimpleNamespace(shape=(2,), low=low, high=high))
     assert actions.size == 4
@@ -163,7 +163,7 @@ def test_craftax_can_be_trained_in(ppo, env, size):
 
 @pytest.mark.slow
 def test_every_environment_of_gymnax_can_be_trained_in(ppo):
-    """But for the one that downloads images."""
+    """The environments of MNIST are left out, because they download images."""
     names = [name for name in pytest.importorskip("gymnax").registered_envs if "MNIST" not in name]
     assert len(names) > 20
     for name in names:
@@ -230,7 +230,7 @@ def test_flags_that_would_have_no_effect_or_end_in_a_traceback_are_refused(ppo, 
 
 @pytest.fixture(scope="module")
 def music():
-    """The names of the example."""
+    """The global variables of examples/music.py, by name."""
     pytest.importorskip("pretty_midi")
     return runpy.run_path(str(MUSIC), run_name="music")
 

@@ -1,4 +1,4 @@
-"""Every cell of the notebooks runs, in order, and says what it should; few steps, plain Python."""
+"""All cells of the notebooks run in plain Python, with few steps, and print what they should."""
 
 import json
 import os
@@ -17,13 +17,13 @@ FOLDER = ROOT / "notebooks"
 
 
 def code_of(name):
-    """The code cells as one program; shell lines are comments."""
+    """Returns the code cells of a notebook as one program."""
     cells = json.loads((FOLDER / name).read_text(encoding="utf-8"))["cells"]
     return "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
 
 
 def execute(name, after, cwd, **environment):
-    """Runs a notebook and then ``after``, which sees its names; what was printed."""
+    """Runs a notebook, then the code ``after`` with its variables; returns what was printed."""
     program = f"{code_of(name)}\n\n{after}\n"
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -113,7 +113,7 @@ def test_eight_tokens_shows_what_memory_does(tmp_path):
 
 @pytest.mark.slow
 def test_the_equations_give_the_numbers_of_the_model_before_and_after_training(tmp_path):
-    """Both compute in float32, in another order."""
+    """The notebook and the model compute in float32, but in a different order."""
     said = execute("equations.ipynb", "print('figures', difference, *scores)", tmp_path, STEPS="10")
     difference, by_hand, library = map(float, said.split("figures ")[1].split())
     assert difference < 1e-5
@@ -165,7 +165,7 @@ def test_an_agent_with_enough_memory_answers_and_one_with_less_guesses(tmp_path)
 
 
 # --------------------------------------------------------------------------------------
-# The first cell, which installs.
+# The first cell, which installs the package.
 
 
 def first_cell(name="ptb_colab.ipynb"):
@@ -232,9 +232,9 @@ get_ipython = Shell
 
 @pytest.fixture
 def image(tmp_path):
-    """Runs the first cell where packages, GPU and pip are not real; what pip was asked comes back.
+    """A function that runs the first cell with fake packages, GPU and pip; returns pip's calls too.
 
-    With ``kernel`` it runs in a notebook, in which jax may be imported already.
+    ``before`` is code that runs first: with ``import IPython`` the cell runs as in a notebook.
     """
     site, tools = tmp_path / "site", tmp_path / "tools"
     for folder in (site / "pip", tools):
@@ -327,7 +327,7 @@ def test_the_first_cell_installs_what_fits_beside_or_in_place_of_what_is_there(
     assert done.returncode == 0, done.stderr
     assert [[word.partition(" @ ")[0] for word in words] for words in asked] == calls
     assert done.stdout == f"{backend} ['{backend}']\n"
-    done, asked = image({}, gpu, backend, **variables)  # installed: again, nothing is
+    done, asked = image({}, gpu, backend, **variables)  # everything is installed now
     assert (done.returncode, asked) == (0, [])
 
 
@@ -351,7 +351,7 @@ def test_the_placeholder_of_the_account_stops_nothing_that_is_there_and_is_named
     assert "Traceback" not in done.stderr
     done, asked = image({}, TXL_SOURCE="git+https://github.com/name/txl_jax")
     assert asked == [["install", "txl_jax @ git+https://github.com/name/txl_jax"]]
-    done, asked = image({}, TXL_SOURCE="")  # installed now
+    done, asked = image({}, TXL_SOURCE="")  # the package is installed now
     assert (done.returncode, asked) == (0, [])
 
 
@@ -394,7 +394,7 @@ def test_the_kernel_restarts_where_it_holds_a_jax_that_was_replaced(
 
 @pytest.mark.slow
 def test_colabs_versions_agree_after_the_first_cell(tmp_path):
-    """The packages of Colab's GPU image of August 2026, with a driver for CUDA 12. About 7 GB."""
+    """Installs packages of Colab's GPU image of August 2026, for a CUDA 12 driver: about 7 GB."""
     source, venv = tmp_path / "source", tmp_path / "venv"
     source.mkdir()
     for name in ("txl_jax", "configs"):
@@ -419,7 +419,7 @@ def test_colabs_versions_agree_after_the_first_cell(tmp_path):
         "    if need.marker is None:\n"
         "        assert m.version(need.name) in need.specifier, line\n"
     )
-    cell = first_cell().partition("# In a process of its own")[0]  # there is no GPU to find
+    cell = first_cell().partition("# In a process of its own")[0]  # the rest looks for a GPU
     environment = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
     environment |= {
         "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
@@ -448,7 +448,7 @@ def test_colabs_versions_agree_after_the_first_cell(tmp_path):
 
 
 def test_every_address_of_the_repository_is_that_of_the_package():
-    """The one that pyproject.toml names, and a button that opens this notebook."""
+    """pyproject.toml names the repository; a button in each notebook opens it in Colab."""
     root = ROOT
     urls = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
     home = urls["Source"].removeprefix("https://github.com/")
@@ -461,7 +461,8 @@ def test_every_address_of_the_repository_is_that_of_the_package():
         text = notebook.read_text("utf-8")
         colab = f"https://colab.research.google.com/github/{home}/blob/main/notebooks"
         assert f"({colab}/{notebook.name})" in text
-        assert "If the button finds no notebook, open [Colab]" in text  # as before publication
+        # Before publication, the button finds no notebook.
+        assert "If the button finds no notebook, open [Colab]" in text
         assert f'REPOSITORY = \\"{home}\\"' in text
     for page in (root / "README.md", *FOLDER.glob("*.ipynb"), *(root / "docs").glob("*.md")):
         text = page.read_text("utf-8")

@@ -1,4 +1,4 @@
-"""The programs of docs/own_program.md carry memory, and give the library's own numbers."""
+"""The programs of docs/own_program.md carry memory, and compute what the library computes."""
 
 import dataclasses
 import re
@@ -25,7 +25,7 @@ CARRIED = {
     "jax.shard_map": ("nll, mems = sharded(", "nll, _ = sharded("),
     "Save the memory": ('{"params": params, "mems": mems}', '{"params": params, "mems": empty}'),
 }
-"""For each section, code that carries memory, and the same without."""
+"""For each section, code that carries memory, and the same code without carrying it."""
 
 
 def run(text, names):
@@ -35,7 +35,7 @@ def run(text, names):
 
 @pytest.fixture
 def names(tmp_path, monkeypatch):
-    """What the first block defines, for a small model whose memory matters."""
+    """Variables that the page's first block defines, for a small model whose memory matters."""
     cfg = tiny.config(vocab_size=256)
     exp = ExperimentConfig.from_dict({"model": dataclasses.asdict(cfg), "name": "tiny"})
     vocab = Vocab("byte", [str(value) for value in range(256)])

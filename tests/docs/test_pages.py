@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning, and what its pages name is real."""
+"""The documentation site builds without a warning, and all that its pages name exists."""
 
 import ast
 import dataclasses
@@ -40,7 +40,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), ROOT / "CONTRIBUTING.md
 README, LAUNCH = PAGES[0].read_text(), (DOCS / "launch.md").read_text()
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 LONG = dict.fromkeys(("quickstart.md", "own_loop.md", "agents.md"), pytest.mark.slow)
-"""Pages whose code trains."""
+"""Pages whose code trains a model, so their tests are slow."""
 
 MISSING = [name for name in ("sphinx", "myst_parser", "furo") if not importlib.util.find_spec(name)]
 
@@ -50,7 +50,7 @@ MISSING = [name for name in ("sphinx", "myst_parser", "furo") if not importlib.u
     bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (pip install -e .[test])"
 )
 def test_the_site_builds_without_a_warning(tmp_path):
-    """Warnings are links and references that lead nowhere, pages in no contents, broken markup."""
+    """Sphinx warns of links that lead nowhere, pages in no table of contents, and bad markup."""
     site, kept = tmp_path / "site", tmp_path / "doctrees"
     strictly = ["-W", "--keep-going", "-q", "-b", "html", "-d", str(kept)]
     done = subprocess.run(
@@ -125,7 +125,7 @@ def test_results_begin_with_a_screen_of_what_is_measured_before_what_was_never_r
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_commands_are_accepted(page):
-    """Known flags, and a config that passes every check with the command's settings."""
+    """Flags are known, and the config passes every check with the settings of the command."""
     for command in commands(page.read_text()):
         config, settings = None, {}
         for argument in command:
@@ -144,7 +144,7 @@ def test_commands_are_accepted(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_conversions_are_accepted(page):
-    """Flags that go together, of the command's own parser, and settings that pass the checks."""
+    """The command's own parser accepts the flags together, and the settings pass the checks."""
     for arguments in calls(page.read_text(), r"txl_jax\.convert$"):
         given, settings = parse(arguments)
         assert given.source, arguments
@@ -172,7 +172,7 @@ def smoke_run(tmp_path_factory):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(  # the README's and that of own_program.md have tests of their own
+@pytest.mark.parametrize(  # README.md and own_program.md have tests of their own
     "page",
     [
         pytest.param(page, marks=LONG.get(page.name, ()), id=page.name)
@@ -194,7 +194,7 @@ def test_python_on_the_pages_runs_but_for_what_downloads_a_corpus(page, smoke_ru
 
 
 def config_classes(kind: type) -> set[type]:
-    """A settings class and those of all its sections."""
+    """Returns a settings class and the classes of all its sections."""
     hints = typing.get_type_hints(kind)
     inner = [
         hints[f.name] for f in dataclasses.fields(kind) if dataclasses.is_dataclass(hints[f.name])
@@ -220,7 +220,7 @@ def test_the_page_of_settings_is_current():
 
 
 def test_every_label_of_a_number_is_explained():
-    """The words in italics beside numbers: where each one comes from."""
+    """Labels are the words in italics beside numbers, which say where a number comes from."""
     pages = [ROOT / "README.md", ROOT / "RESULTS.md", *(ROOT / "configs").glob("*.py")]
     used = {
         label

@@ -1,4 +1,4 @@
-"""What README shows runs as it stands there."""
+"""Code and commands in README.md run as they stand there."""
 
 import re
 import shlex
@@ -31,7 +31,7 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch):
 
 @pytest.mark.integration
 def test_the_readmes_agent_learns_on_every_window_what_it_acted():
-    """50 steps of acting with random ends of episodes, and then all 41 windows of 10 steps."""
+    """The agent acts 50 steps with random ends of episodes, then learns on all 41 windows of 10."""
     block = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)[-1]
     keep = "states.append(state)"
     assert block.count(keep) == 1
@@ -70,7 +70,7 @@ def test_the_readme_says_when_to_take_this_and_runs_do_not_share_a_folder():
     begun = re.findall(r"--config=\S+.* --workdir=(\S+)|train\([^)]*, \"(runs/\w+)\"", text)
     folders = [shell or python for shell, python in begun]
     twice = [folder for folder in folders if folders.count(folder) > 1]
-    assert twice == ["runs/e"] * 2  # one run on one machine or on several
+    assert twice == ["runs/e"] * 2  # the same run, on one machine or on several
 
 
 def test_the_readme_is_short():
@@ -87,7 +87,7 @@ SMALLER = {
     "--config=enwik8_24l": ["--config=enwik8_24l:smoke"],
     "--topology=h200:1x1x8": [],  # would need the extra compile-cuda
 }
-"""What the test gives instead of an argument of README, so that each run is small."""
+"""Arguments that replace an argument of README.md in the test, so that each run is small."""
 
 
 @pytest.mark.slow

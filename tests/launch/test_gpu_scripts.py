@@ -1,4 +1,4 @@
-"""What is to run on a rented GPU: its commands are sound, and rehearsals on a CPU end well."""
+"""Programs for a rented GPU: their commands are valid, and rehearsals on a CPU succeed."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def settings(words: list[str]) -> dict[str, str]:
 
 
 def test_the_candidates_are_settings_that_training_accepts():
-    """A wrong one would be found when a GPU is paid for."""
+    """Without this test, a wrong setting is found only on a GPU that is paid for."""
     commands = calls(PAGE, r"benchmarks/ptb_gpu\.sh$")
     assert len(commands) == 10
     own = settings(re.findall(r"--config\.[a-z.]+=\w+", SCRIPT.read_text()))
@@ -57,7 +57,7 @@ def test_what_trains_on_the_gpu_is_compiled_ahead_with_its_settings():
 
 @pytest.fixture
 def stub(tmp_path, monkeypatch):
-    """Makes modules that the pass can run as commands, and the whole pass of only these."""
+    """A function that writes modules and makes them the only commands of benchmarks.gpu_pass."""
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
 
     def make(**programs):
@@ -71,7 +71,7 @@ def stub(tmp_path, monkeypatch):
 
 
 def done(out):
-    """How each command ended."""
+    """Returns how each command ended, by its name."""
     return {path.stem: path.read_text().strip() for path in pathlib.Path(out).glob("*.done")}
 
 
@@ -111,7 +111,7 @@ def test_a_cut_command_is_told_from_one_that_is_too_slow_and_from_one_that_fails
 
 @pytest.mark.slow
 def test_correctness_of_which_a_test_is_skipped_is_no_pass(tmp_path):
-    """The GPU's own tests, on a machine without one; then tests that run, and some of each."""
+    """Without a GPU GPU tests are skipped; stub tests pass, are skipped, fail, or are missing."""
     (command,) = (words for name, words, _ in gpu_pass.commands(None) if name == "parity")
     said = gpu_pass.run(tmp_path, "parity", command, 300, 300, smoke=True)
     assert re.fullmatch(r"(\d+) of \1 tests skipped: not a pass", said or "")
@@ -130,7 +130,7 @@ def test_correctness_of_which_a_test_is_skipped_is_no_pass(tmp_path):
 
 
 def test_correctness_runs_on_the_gpu_as_users_compile(monkeypatch):
-    """As tests/conftest.py leaves the settings, which takes the CPU where none is asked for."""
+    """Reads the settings after tests/conftest.py, which by default chooses the CPU."""
     for name in ("JAX_PLATFORMS", "JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS"):
         monkeypatch.delenv(name, raising=False)
     (parity,) = (words for name, words, _ in gpu_pass.commands(None) if name == "parity")
@@ -185,7 +185,7 @@ def test_an_image_with_other_versions_is_refused_by_name():
 @pytest.mark.parametrize("script", ["gpu.sh", "ptb_gpu.sh"])
 @pytest.mark.parametrize("smoke", [True, False])
 def test_the_image_is_checked_before_anything_else_runs(tmp_path, script, smoke):
-    """A flax that fails when imported, and without ``SMOKE`` no GPU."""
+    """With ``SMOKE``, flax fails when it is imported; without it, there is no GPU."""
     if smoke:
         (tmp_path / "flax").mkdir()
         (tmp_path / "flax" / "__init__.py").write_text("raise ImportError('flax needs jax 0.6')")
@@ -253,7 +253,7 @@ def test_a_row_of_the_table_has_the_figures_of_what_was_compiled(tmp_path):
 
 @pytest.mark.slow
 def test_a_rehearsal_goes_on_where_its_time_was_over_and_is_scored_once_it_is_finished(tmp_path):
-    """Two seeds of the small variant on the real text, in slices that double until one suffices."""
+    """Trains two seeds of the smoke variant on Penn Treebank, with a time limit that doubles."""
     data, run, out = shared_files.path("data/ptb"), tmp_path / "run", tmp_path / "out"
     changes = [
         "train.num_seeds=2",

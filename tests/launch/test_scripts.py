@@ -1,4 +1,4 @@
-"""The launch scripts work from nothing, say what they would do, and install what is pinned."""
+"""The launch scripts install pinned versions by themselves; a dry run prints the commands."""
 
 import os
 import pathlib
@@ -66,7 +66,7 @@ def pins(python):
 
 
 def dependencies():
-    """All but wandb, and torch and tensorflow, which only the conversion of their files needs."""
+    """Returns all dependencies but wandb, and torch and tensorflow, which only conversions need."""
     loose = ("convert-torch", "convert-tf", "wandb")
     extras = {k: v for k, v in PROJECT["optional-dependencies"].items() if k not in loose}
     groups = [PROJECT["dependencies"], *extras.values()]
@@ -99,7 +99,7 @@ def test_jax_and_its_libraries_are_of_one_version(python):
 
 
 def test_what_is_pinned_is_what_a_fresh_environment_runs():
-    """In ``.venv`` and under ``.ci/run``; an environment made by hand may differ."""
+    """Checks only an environment of launch/setup_env.sh; one made by hand may differ."""
     if not (pathlib.Path(sys.prefix) / "txl-installed").exists():
         pytest.skip("this environment was not made by launch/setup_env.sh")
     from importlib import metadata
@@ -113,7 +113,7 @@ def test_what_is_pinned_is_what_a_fresh_environment_runs():
 
 
 def test_what_is_installed_is_for_every_release_of_this_python():
-    """Debian 12 has Python 3.11.2, so what needs 3.11.5 must not be pinned."""
+    """Debian 12 has Python 3.11.2, so a package that needs 3.11.5 must not be pinned."""
     from importlib import metadata
 
     first = f"{sys.version_info.major}.{sys.version_info.minor}.0"
@@ -157,7 +157,7 @@ def test_scripts_pass_shellcheck():
 
 @pytest.fixture
 def project(tmp_path):
-    """A copy of the scripts, in a path with a blank, and a runner with only a fake Python."""
+    """A function that runs a copy of the scripts, in a path with a space, with a fake Python."""
     root, tools, home = tmp_path / "a project", tmp_path / "tools", tmp_path / "elsewhere"
     for folder in (root, tools, home):
         folder.mkdir()
@@ -250,7 +250,7 @@ def test_a_change_that_failed_to_install_is_not_undone_by_reverting_it(project):
 
 
 def nvidia_smi(*gpus):
-    """A false nvidia-smi with GPUs, each ``driver, compute capability``, or without the second."""
+    """A fake nvidia-smi; each GPU is ``driver, compute capability``, or has no second part."""
     query = "".join(f"; echo '{gpu}'" for gpu in gpus)
     old = '[ "$1" != "${1#*compute_cap}" ] && exit 2' if "," not in gpus[0] else ":"
     listed = f"if [ \"$1\" = -L ]; then echo 'GPU 0: a GPU'; else {old}{query}; fi"
@@ -280,7 +280,7 @@ def test_cuda_is_installed_where_a_gpu_is_found_unless_told_otherwise(project):
         (["580.95.05, [N/A]"], "cuda13"),
         (["575.57.08, 10.0"], "cuda12"),
         (["525.60.13, 8.0"], "cuda12"),
-        (["535.104.05"], "cuda12"),  # a program that knows no compute capability
+        (["535.104.05"], "cuda12"),  # an nvidia-smi without compute capabilities
         (["GPU 0: a GPU"], "cuda12"),
     ],
 )
@@ -401,7 +401,7 @@ def test_ci_uses_an_environment_of_its_own_and_removes_it(project, tmp_path):
 
 
 # --------------------------------------------------------------------------------------
-# Clusters and clouds. None can be reached from a test: programs that stand for theirs write down
+# Clusters and clouds. A test cannot reach them: fake programs in place of their own ones write down
 # how they were called.
 
 MAIN = ["-m", "txl_jax.main"]
@@ -477,7 +477,7 @@ TPU_SLICE = [
 
 
 def dry_runs(root):
-    """``{case: (script, arguments, variables, commands)}``, the environment being made."""
+    """``{case: (script, arguments, variables, commands)}``, with an existing environment."""
     python = str(root / ".venv" / "bin" / "python")
     explicit = ["--distributed", "--coordinator=node0:12345", "--num_processes=2", "--process_id=1"]
     srun = ["srun", "--kill-on-bad-exit=1", "--gpu-bind=none", "--cpus-per-task=6", python, *MAIN]
@@ -491,8 +491,8 @@ def dry_runs(root):
     torch = module("pip", *install, "torch==2.13.0", "triton==3.7.1")
     suite = [f"tests/model/test_kernels_{name}.py" for name in ("triton", "bugs")]
     interpret = [torch, module("pytest", "-n", "0", *suite, "-x")]
-    venv = {"TXL_VENV": str(root / ".venv")}  # the one that is made
-    extra = {"TXL_EXTRAS": ""}  # the one that the environment was made with
+    venv = {"TXL_VENV": str(root / ".venv")}  # the existing environment
+    extra = {"TXL_EXTRAS": ""}  # the extras of the existing environment
     return {
         "local": ("local.sh", RUN, {}, [[python, *MAIN, *RUN]]),
         "test": ("test.sh", ("-x",), {}, checks),
@@ -538,7 +538,7 @@ def test_a_commit_runs_every_check_of_the_test_script_but_pytest():
     (*checks, _) = dry_runs(ROOT)["test"][-1]
     bare = [[pathlib.Path(program).name, *words] for program, *words in checks]
     assert [shlex.split(hook["entry"]) for hook in hooks] == bare
-    assert all(hook["language"] == "system" for hook in hooks)  # of the environment, no other one
+    assert all(hook["language"] == "system" for hook in hooks)  # run in this environment
     assert not any(hook["pass_filenames"] for hook in hooks)
 
 
@@ -633,9 +633,9 @@ def test_a_machine_without_gpu_is_an_error_that_names_the_script_for_it(project)
 
 @pytest.fixture
 def slurm(project):
-    """Runs the job as Slurm does, a copy elsewhere; ``task`` is what each process does.
+    """A function that runs a copy of the job, as Slurm does; ``task`` is what a process does.
 
-    The environment was made on a login node with the extras ``made``; a job installs nothing.
+    Before the job, the environment is made with the extras ``made``, as on a login node.
     """
     project.link("mktemp", "tee")
     project.program("scontrol", '#!/bin/bash\necho "scontrol $*"\n')
@@ -737,7 +737,7 @@ LAUNCHED = {
 
 @pytest.mark.parametrize("case", [*LAUNCHED, "slurm"])
 def test_the_program_learns_the_command_that_was_typed(project, slurm, case):
-    """The program's copy prints its variables in place of training."""
+    """A fake Python prints the variables instead of training."""
     tells = FAKE_PYTHON.replace('*) echo "$PWD: ${@:2}"', '*) echo "$TXL_LAUNCHED_BY|$TXL_ADDED"')
     project.program("python3", tells)
     project.program("nvidia-smi", nvidia_smi("580.95.05, 9.0"))
@@ -787,7 +787,7 @@ def test_a_slurm_job_needs_one_process_per_gpu_and_the_repository(slurm, project
 
 @pytest.fixture
 def cloud(project, tmp_path):
-    """Runs ``tpu_vm.sh`` with a gcloud that is not one; the calls' verbs come back."""
+    """A function that runs ``tpu_vm.sh`` with a fake gcloud; returns the verbs of its calls too."""
     project.link("gzip", "nohup", "setsid", "swa", "tar")
     project.program("gcloud", FAKE_GCLOUD)
     project.program("sudo", '#!/bin/bash\necho "sudo $*"\n')
@@ -819,7 +819,7 @@ def test_what_is_copied_to_a_tpu_is_installed_and_trains_there(cloud, project, t
     assert [line.rpartition(" ")[2] for line in installs] == [".[gcs,tpu]"]
     assert installs[0].startswith(f"{worker}/txl_jax: ")
 
-    for _ in range(2):  # the second appends
+    for _ in range(2):  # the second run appends to the log
         done, verbs, installs = cloud("run", *RUN, FAKE_WORKER=str(worker))
         assert (done.returncode, verbs, len(installs)) == (0, ["ssh"], 1), done.stderr
     line = f"{worker}/txl_jax: txl_jax.main --distributed --config=c.py --workdir=/mnt/a b\n"

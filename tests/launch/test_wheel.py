@@ -19,7 +19,7 @@ SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 
 def run(command, cwd=None):
-    """Output of a command that must not see the checkout, where PYTHONPATH leads."""
+    """Runs a command without PYTHONPATH, which leads to the checkout; returns its output."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     pipe = subprocess.PIPE
     done = subprocess.run(command, env=env, cwd=cwd, stdout=pipe, stderr=pipe, text=True)
@@ -29,7 +29,7 @@ def run(command, cwd=None):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The folder of programs of an environment with the wheel, and this one's dependencies."""
+    """The folder of programs in an environment with the wheel and this environment's packages."""
     folder = tmp_path_factory.mktemp("wheel")
     copy_source(folder / "source")
     run([*PIP, "wheel", "-q", "--no-deps", "-w", str(folder / "built"), str(folder / "source")])
@@ -49,12 +49,12 @@ def copy_source(folder):
 
 
 def environment(folder, *package):
-    """The Python of an environment with the package, and this one's dependencies."""
+    """Makes an environment with a package and this environment's packages; returns its Python."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     run([*PIP, "--python", str(python), "install", "-q", "--no-deps", *package])
-    # Dependencies come from this environment. A path in a .pth file runs no other .pth file, so
-    # an editable install of the checkout there is not seen.
+    # Dependencies come from this environment. A path in a .pth file does not run the .pth
+    # files in that path, so an editable install of the checkout is not seen.
     site = pathlib.Path(run([str(python), "-c", SITE]).strip())
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     return python
@@ -81,14 +81,14 @@ def test_every_file_is_in_the_wheel(installed):
 
 
 def files(folder):
-    """The names of all files below a folder that Python did not write itself."""
+    """Returns the names of all files below a folder except those in ``__pycache__``."""
     found = (f.relative_to(folder) for f in folder.rglob("*") if f.is_file())
     return {str(name) for name in found if "__pycache__" not in name.parts}
 
 
 @pytest.mark.slow
 def test_an_editable_install_is_found_from_the_folder_above_and_by_a_type_checker(tmp_path):
-    """There the clone's own folder ``txl_jax`` looks like a package without a file."""
+    """From the folder above, the clone ``txl_jax`` looks like a package without ``__init__.py``."""
     clone = tmp_path / "txl_jax"
     copy_source(clone)
     python = environment(tmp_path / "env", "-e", str(clone))
