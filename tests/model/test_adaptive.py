@@ -1,4 +1,4 @@
-"""The loss in blocks equals the dense softmax, however the targets fall into clusters."""
+"""The loss in blocks equals that of the dense softmax, whichever clusters the targets are in."""
 
 import functools
 from typing import Any
@@ -34,7 +34,7 @@ TARGETS = {
 
 @functools.cache
 def vocabulary(cfg):
-    """Parameters of embedding and softmax alone."""
+    """Parameters outside the layers: those of embedding and softmax, and u and v."""
     whole = tiny.variables(cfg)["params"]
     return {name: leaf for name, leaf in whole.items() if not isinstance(leaf, dict)}
 
@@ -54,9 +54,9 @@ def dense_loss(cfg, params, h, targets):
 
 @pytest.fixture(params=[4, 11, 1], ids="blocks_of_{}".format)
 def block(request, monkeypatch):
-    """Rows at once: 4 leaves a block of 3 where every row is scored.
+    """Sets the rows of a block. Blocks of 4 leave one of 3, if all of the 11 rows are scored.
 
-    3 words are a tile, or all of them. These and the states are then padded as for a GPU.
+    With 4 and 1, a tile has 3 words, else all. With 11 and 1, inputs are padded as on a GPU.
     """
     if request.param != 11:
         monkeypatch.setitem(cross_entropy.TILE_WORDS, "cpu", 3)
@@ -83,7 +83,7 @@ def test_losses_equal_the_formulas_wherever_the_targets_fall(name, block):
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["one_cluster", "clusters_narrow", "div2"])
 def test_gradients_equal_those_of_the_dense_softmax_wherever_the_targets_fall(name, block):
-    """Of every parameter and of the states, each loss with a weight of its own, 0 among them."""
+    """Compares the gradients of parameters and states; each loss has its own weight, one has 0."""
     cfg, h = FORMS[name], states(FORMS[name])
     weights = np.random.default_rng(0).standard_normal((1, ROWS)).astype(np.float32)
     weights[0, 3] = 0
@@ -106,13 +106,13 @@ def test_gradients_equal_those_of_the_dense_softmax_wherever_the_targets_fall(na
 @pytest.mark.parametrize("tile", [None, 4])
 @pytest.mark.parametrize("some", [False, True])
 def test_forward_mode_in_blocks_gives_the_derivative_along_a_direction(monkeypatch, tile, some):
-    """As the gradient does, and as the dense softmax does, of every parameter and under vmap."""
+    """It agrees with the gradient and the dense softmax, for every parameter and under vmap."""
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
     inputs, moves = [(draw(7, 4), draw(6, 4), draw(6)) for _ in range(2)]
     targets, members = jnp.array([0, 5, 2, 2, 1, 3, 4]), None
     scored = jnp.ones(7)
-    if some:  # rows 4, 1, 6, 0 and 5
+    if some:  # only rows 4, 1, 6, 0 and 5 are scored
         members = jnp.array([4, 1, 6, 0, 5, 2, 3]), jnp.asarray(5)
         scored = jnp.ones(7).at[jnp.array([2, 3])].set(0.0)
     monkeypatch.setattr(cross_entropy, "MIN_ROWS", 2)

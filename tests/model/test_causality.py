@@ -1,4 +1,4 @@
-"""No position depends on what comes after it, to the last bit and in the gradient."""
+"""Outputs do not depend on later inputs: they have the same bits, and their gradient is 0."""
 
 import jax
 import numpy as np
@@ -40,7 +40,7 @@ def test_future_tokens_change_no_bit_of_earlier_losses(name):
 
 
 def test_a_window_hides_what_is_farther_than_it_reaches_in_one_layer():
-    """One layer, M = 2: the last of 5 queries depends on distances 0, 1 (and 2 with "tf")."""
+    """With one layer and M = 2, the last of 5 queries sees distances 0 and 1 (and 2 with "tf")."""
     for window, reach in (("pytorch", 1), ("tf", 2)):
         cfg = tiny.config(n_layer=1, same_length=window)
         mems = tiny.memory(cfg, (2,), 2)

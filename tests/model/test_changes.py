@@ -1,4 +1,4 @@
-"""A change of the model that a formula or the reference does not know fails here."""
+"""These tests fail if the model changes but its formulas or the reference do not."""
 
 import copy
 import dataclasses
@@ -40,10 +40,10 @@ FORMULAS = [name for name in SPREAD if name.partition("=")[0] not in reference.U
 
 
 def products(function, *inputs) -> float:
-    """The operations of all matrix products and convolutions of a program, a multiply-add as two.
+    """Counts the operations of a program's matrix products and convolutions; a multiply-add is 2.
 
-    Branches count as the largest of them. A loop whose length is known when the program runs holds
-    the blocks of rows after the first, of which these short texts have none.
+    Of the branches of a conditional, the largest counts. ``while`` loops are not counted: they
+    compute the blocks of rows after the first, and these short texts have one block.
     """
     program = jax.make_jaxpr(function)(*inputs).jaxpr
     needed, _ = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
@@ -70,7 +70,7 @@ def count(jaxpr: Any) -> float:
 
 
 def inside(step: Any) -> Iterator[Any]:
-    """The programs that a step of a program calls."""
+    """Yields the programs that one operation of a program calls."""
     params = step.params
     if step.primitive.name == "call_with_derivative":  # model/derivatives.py
         types = (jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in step.invars)
@@ -83,13 +83,13 @@ def inside(step: Any) -> Iterator[Any]:
 
 
 def model(name: str, **changes) -> txl_jax.TransformerXLConfig:
-    """A model of the spread, with all scores at once on any machine."""
+    """The settings of a model in ``SPREAD``, in float32 and with all attention scores at once."""
     same = {"kernel": "reference", "dtype": "float32", "matmul_precision": None, **changes}
     return resolved(dataclasses.replace(model_settings.models()[name], **same), None)
 
 
 def shapes(cfg) -> tuple:
-    """Parameters, tokens, embeddings and memory of a batch."""
+    """The parameters, and the tokens, embeddings and memory of a batch."""
     params = tiny.variables(dataclasses.replace(cfg, scan_layers=False))["params"]
     params = stack_layers(params) if cfg.scan_layers else params
     mems = tiny.memory(cfg, (0, 2, M), M)
@@ -102,13 +102,13 @@ def sizes(cfg) -> TrainConfig:
 
 @pytest.fixture
 def every_tail(monkeypatch):
-    """Every row is compared with the words of every cluster, as the largest branch does."""
+    """Lets the formula compare every row with every cluster's words, as the largest branch does."""
     monkeypatch.setattr(flops, "zipf_share", lambda *about: 1.0)
 
 
 @pytest.mark.parametrize("name", SPREAD)
 def test_a_forward_pass_has_the_products_of_the_formula(name, every_tail):
-    """A new layer's products are missing here until ``model/flops.py`` counts them."""
+    """This fails for a new kind of layer until ``model/flops.py`` counts its products."""
     check_forward_pass(model(name))
 
 
@@ -137,16 +137,16 @@ def test_a_segment_with_projected_memory_has_the_products_of_the_formula(name, e
     score = lambda p, cache: apply({"params": p}, tokens, tokens, cache, method="nll")
     expected = flops.layer_flops(cfg, sizes(cfg), B, cached=True)
     expected += flops.vocabulary_flops(cfg, sizes(cfg), B)
-    padding = 2 * B * 2 * (M + T) * cfg.n_head * cfg.d_head  # two queries of zeros (model/ring.py)
+    padding = 2 * B * 2 * (M + T) * cfg.n_head * cfg.d_head  # two zero rows in q (model/ring.py)
     padding *= FORMS[cfg.attention].position_vectors
     found = products(score, params, cache)
     assert found - padding * cfg.n_layer == pytest.approx(expected, rel=1e-12)
 
 
 def of_an_update(cfg, **loss) -> tuple[float, ExperimentConfig, float]:
-    """Products of an update, its settings, and products that no gradient needs.
+    """Returns the operations of an update, its settings, and the operations it does not need.
 
-    These are the gradients of memory and of sinusoids, which the formula counts all the same.
+    The formula counts the latter too: they are for the gradients of memory and of sinusoids.
     """
     t = sizes(cfg)
     same = {"seg_len": t.seg_len, "mem_len": t.mem_len, "batch_size": B}
@@ -173,7 +173,7 @@ def test_an_update_has_the_products_of_the_formula(name, every_tail):
     cfg = model(name)
     found, exp, unneeded = of_an_update(cfg)
     once, again = flops.update_flops(exp)
-    if not cfg.sample_softmax:  # the scores of so few words in the head are not recomputed
+    if not cfg.sample_softmax:  # the head has one block of rows, which recomputes no scores
         head = len(cfg.cutoffs) + (cfg.cutoffs or (cfg.vocab_size or 0,))[0]
         again -= 2 * B * T * head * (cfg.d_embed or cfg.d_model) * cfg.mixtures
     assert found + unneeded == pytest.approx(once + again, rel=1e-12)
@@ -185,7 +185,7 @@ def test_decoding_the_past_adds_the_products_of_the_formula():
 
 
 def test_the_benchmarks_products_are_those_of_the_programs():
-    """That of one softmax and relative attention, for a benchmark of each product alone."""
+    """The benchmark has one softmax and relative attention, and times each product alone."""
     cfg = model("attention=relative")
     found, exp, _ = of_an_update(cfg)
     assert sum(p.operations for p in update_products(exp)) == found
@@ -197,7 +197,7 @@ def test_the_benchmarks_products_are_those_of_the_programs():
 @pytest.mark.integration
 @pytest.mark.parametrize("name", SPREAD)
 def test_windows_without_memory_have_the_products_of_their_formula(name, every_tail):
-    """Those of the mode ``speed``, which takes the trained model's other settings as they are."""
+    """The mode ``speed`` has these windows; it keeps the trained model's other settings."""
     cfg = model(name, attention="relative", same_length=False, n_positions=None)
     length = 20
     windows = speed.vanilla(dataclasses.replace(cfg, untie_r=False, scan_layers=False), True)
@@ -211,7 +211,7 @@ def test_windows_without_memory_have_the_products_of_their_formula(name, every_t
 
 
 def gathered(cfg) -> list:
-    """The inputs of each layer's attention, and what it makes of them."""
+    """Returns the inputs and the output of each layer's attention."""
     found = []
 
     def intercept(call, args, kwargs, context):
@@ -227,7 +227,7 @@ def gathered(cfg) -> list:
 
 
 def of_four_terms(x) -> np.ndarray:
-    """What fused kernels compute: sums of values by the four terms and the mask's numbers."""
+    """Computes attention as fused kernels do, from the four terms of a score and the mask."""
     arrays = (x.q, x.k, x.val, x.positions)
     q, k, val, p = jax.tree.map(lambda a: np.asarray(a, np.float64), arrays)
     biased = lambda bias: q if bias is None else q + bias[:, None, None]
@@ -248,7 +248,7 @@ def of_four_terms(x) -> np.ndarray:
 @pytest.mark.integration
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_changed_softmax_or_mask_is_one_that_fused_kernels_refuse_and_the_analysis_shows(name):
-    """Neither a fused kernel nor the analysis of attention knows of code beside the four terms."""
+    """Fused kernels and the analysis compute scores by themselves, and must have all terms."""
     cfg = model(name, scan_layers=False)
     found = gathered(cfg)
     assert len(found) == cfg.n_layer

@@ -1,6 +1,6 @@
 """Results do not depend on how a text is cut into segments.
 
-Promised with a ``same_length`` window at any length, and without one while everything fits M.
+This holds with a ``same_length`` window at any M, and without one if the text fits into M slots.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ FEW = hypothesis.settings(
     max_examples=6, deadline=None, derandomize=True, database=None, print_blob=False
 )
 
-# name: form, memory length that it is promised at
+# name: settings, and a memory length at which cuts do not matter
 PROMISED = {
     "window_pytorch": (tiny.config(same_length="pytorch"), 3),
     "window_tf": (tiny.config(same_length="tf", clamp_len=2), 3),
@@ -79,7 +79,7 @@ def test_short_segments_with_memory_equal_one_long_segment(name, kept_as, parts)
 @FEW
 @hypothesis.given(st.lists(st.tuples(*[st.integers(0, SEG_LEN)] * 2), max_size=4))
 def test_rows_cut_at_different_places_by_lengths_equal_one_long_segment(name, cuts):
-    """Each row has its own cut: ``cuts`` are the lengths of the first segments, padded to 4."""
+    """``cuts`` has the lengths of both rows in the first segments, which are padded to 4."""
     cfg, mem_len = PROMISED[name]
     text, want, final = whole(cfg, mem_len)
     mems = txl_jax.TransformerXL(cfg).init_mems(2, mem_len)
@@ -104,7 +104,7 @@ def test_rows_cut_at_different_places_by_lengths_equal_one_long_segment(name, cu
 
 
 def test_without_a_window_a_short_memory_does_change_the_result():
-    """The promise has a boundary: this is what the tests above would see if it were broken."""
+    """Here results depend on the cuts, so the tests above would notice such a difference."""
     cfg = tiny.config(pre_lnorm=True)
     text, want, _ = whole(cfg, TOTAL)
     mems = txl_jax.TransformerXL(cfg).init_mems(2, 3)

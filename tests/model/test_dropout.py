@@ -1,4 +1,4 @@
-"""Dropout: off without ``train``, and at each of its sites, shown by itself.
+"""Dropout is off without ``train``, and each of its sites is tested by itself.
 
 The authors' seven sites come first; then the sites that have a rate of their own, and masks that
 are the same at all positions.
@@ -30,7 +30,7 @@ SILENT = {"output": 0.0, "outer": 0.0, "outer_bias": 0.0}
 
 
 def parameters(**changes):
-    """Parameters of CFG with arrays of layer 0 replaced: {"output": 0.0, …}; arrays broadcast."""
+    """Parameters of CFG, with arrays of layer 0 (or u and v) filled with values that broadcast."""
     params = jax.tree.map(np.array, tiny.variables(CFG)["params"])
     layer = params["layer_0"]
     places = {
@@ -75,7 +75,7 @@ def draws(x, cfg=CFG, **changes):
 
 
 def assert_dropped(values, undropped, rate):
-    """Every value is 0 or undropped/(1-rate), 0 in a share ``rate`` of cases at every entry."""
+    """Every value is 0 or undropped/(1-rate); each entry is 0 in a share ``rate`` of the draws."""
     zero = values == 0
     kept = np.broadcast_to(undropped / (1 - rate), values.shape)
     np.testing.assert_allclose(values[~zero], kept[~zero], rtol=2e-5)
@@ -96,11 +96,11 @@ def test_site_final_hidden():
     two_layers["layer_1"] = two_layers["layer_0"]
     first, second, last = sampled(CFG, two_layers, X)
     np.testing.assert_array_equal(first, second)
-    assert_dropped(last, X[0], 1 - (1 - RATE) ** 2)  # embedding, then final
+    assert_dropped(last, X[0], 1 - (1 - RATE) ** 2)  # dropped at input or output
 
 
 def test_site_attention_output():
-    """Zero inputs: nothing else moves what a query gathers enough to make it 0."""
+    """With zero inputs, what attention adds is 0 only where dropout of the output makes it 0."""
     first, second, _ = draws(
         np.zeros_like(X), outer=0.0, outer_bias=0.0, query=0.0, key=0.0, u=0.0, norm_bias=0.5
     )
@@ -127,7 +127,7 @@ def test_site_feed_forward_hidden():
 
 
 def test_site_position_embedding():
-    """Zero inputs and no content terms: only the dropped encodings can move the weights."""
+    """With zero inputs and no content terms, only the dropped encodings change the weights."""
     quiet = {"outer": 0.0, "outer_bias": 0.0, "query": 0.0, "key": 0.0, "u": 0.0}
     first, second, _ = draws(np.zeros_like(X), **quiet)
     added = (second - first)[:, 0, 0]
@@ -152,14 +152,14 @@ def test_site_attention_probabilities_keeps_the_mean_and_uses_its_own_rate():
     ("rate", "mask"), [(0.0, "independent"), (0.5, "independent"), (None, "locked")]
 )
 def test_input_has_a_rate_of_its_own(rate, mask):
-    """Of words; ``None`` is the rate of all sites."""
+    """The rate is that of word embeddings; ``None`` means the rate of all sites."""
     cfg = tiny.config(pre_lnorm=True, dropout=RATE, dropout_input=rate, dropout_mask=mask)
     first, _, _ = draws(X, cfg)
     assert_dropped(first, X[0], RATE if rate is None else rate)
 
 
 def test_input_rate_is_that_of_positions_too():
-    """As the site of position encodings above, with no dropout anywhere else."""
+    """Encodings are dropped if the input has a rate, and not if only the other sites have one."""
     quiet = {"outer": 0.0, "outer_bias": 0.0, "query": 0.0, "key": 0.0, "u": 0.0}
     zeros = np.zeros_like(X)
     moved = [
@@ -170,7 +170,7 @@ def test_input_rate_is_that_of_positions_too():
         )
     ]
     assert moved[0] > 10
-    assert moved[1] == 2  # 0 and what is kept by the mask of the attention's output
+    assert moved[1] == 2  # 0, and one value that the output's mask keeps
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5], ids="rate_{}".format)
@@ -185,8 +185,8 @@ def test_output_has_a_rate_of_its_own(rate):
 
 
 IDENTITY = np.eye(6, 8).reshape(2, 3, 8)
-"""``output`` that puts entry h of head n at place 3n+h of what attention adds."""
-FIRST = np.array([1.0, 0.0, 0.0])  # of H: nothing else takes part in a score
+"""The matrix ``output`` that puts entry h of head n at index 3n+h of what attention adds."""
+FIRST = np.array([1.0, 0.0, 0.0])  # [H]: scores depend on entry 0 only
 UNIFORM = {"outer": 0.0, "outer_bias": 0.0, "query": 0.0, "u": 0.0, "v": 0.0, "output": IDENTITY}
 
 
@@ -211,7 +211,7 @@ def test_site_projected_values_has_one_mask_for_the_segment():
 def test_sites_of_projected_queries_keys_and_positions_have_one_mask_for_the_segment(
     sites, changes
 ):
-    """Only entry 0 of a head takes part, and dropping it makes all weights of the head equal."""
+    """Scores depend on entry 0 of a head only; if it is dropped, the head's weights are equal."""
     no_positions = {} if changes.keys() & {"v"} or "key" in changes else {"position": 0.0}
     added, _ = gathered({**UNIFORM, **no_positions, **changes})
     _, uniform = gathered(UNIFORM)
@@ -228,7 +228,7 @@ def test_sites_of_projected_queries_keys_and_positions_have_one_mask_for_the_seg
 
 
 def gathered(changes):
-    """What attention adds with ``dropout_qkv`` alone [DRAWS,T,D], and the same undropped [T,D]."""
+    """What attention adds with ``dropout_qkv`` alone [DRAWS,T,D], and without dropout [T,D]."""
     cfg = tiny.config(pre_lnorm=True, dropout_qkv=RATE)
     first, second, _ = draws(X, cfg, **changes)
     np.testing.assert_array_equal(first, np.broadcast_to(X[0], first.shape))
@@ -240,7 +240,7 @@ def gathered(changes):
 @pytest.mark.integration
 @pytest.mark.parametrize("changes", [{}, {"cutoffs": (4, 9), "div_val": 2}], ids=str)
 def test_embedding_drops_whole_words_wherever_they_stand(changes):
-    """In all rows and positions of a segment, and enlarges the others."""
+    """A dropped word is 0 at all its positions in all rows; the other words are enlarged."""
     cfg = tiny.config(dropout_embedding=RATE, **changes)
     tokens = np.array([[3, 5, 3, 12], [5, 5, 12, 3]], np.int32)
     mems = tiny.memory(cfg, (0, 0), 4)
@@ -264,8 +264,10 @@ def test_embedding_drops_whole_words_wherever_they_stand(changes):
 
 @pytest.mark.integration
 def test_initial_gradients_are_finite_where_a_stream_begins_with_a_dropped_word():
-    """With zero biases a dropped first word is zero in all layers: its gradient grew 316-fold in
-    each LayerNorm, to infinity in a model of 16 layers."""
+    """With zero biases, a dropped first word is zero in all layers.
+
+    Its gradient once grew 316-fold in each LayerNorm, to infinity in a model of 16 layers.
+    """
     cfg = tiny.config(n_layer=16, scan_layers=True, dropout_embedding=0.9)
     model = txl_jax.TransformerXL(cfg)
     tokens, mems = tiny.tokens(cfg, 4, 6), model.init_mems(4, 0)
@@ -282,7 +284,7 @@ def test_initial_gradients_are_finite_where_a_stream_begins_with_a_dropped_word(
 
 @pytest.mark.parametrize("mask", ["independent", "locked"])
 def test_a_locked_mask_is_the_same_at_all_positions_and_another_in_every_row(mask):
-    """At the input, at the feed-forward layer's output and inside it, and at the model's output."""
+    """Sites: the input, the feed-forward layer's inner states and output, and the final output."""
     cfg = tiny.config(pre_lnorm=True, dropout=RATE, dropout_mask=mask)
     x = np.ones((2, 4, 8), np.float32)
     core, mems = tiny.apply(cfg, "core"), tiny.memory(cfg, (4, 4), 4)
@@ -320,7 +322,7 @@ def test_attention_probabilities_are_never_locked():
 
 
 def test_no_dropout_without_train_and_none_at_rate_0():
-    """Same bits as a model without rates, evaluated or trained; no rng is asked for."""
+    """The losses equal, bit for bit, those of evaluation at rate 0, and no rng is needed."""
     tokens, mems = tiny.tokens(CFG, 3, 4), tiny.memory(CFG, (0, 2, 5), 5)
     plain, rates = tiny.config(), tiny.config(dropout=0.5, dropatt=0.5)
     want, _ = tiny.apply(plain, "nll")(tiny.variables(plain), tokens, tokens, mems)

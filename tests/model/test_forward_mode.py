@@ -41,13 +41,13 @@ def functions(cfg, seg_len):
     ("form", "seg_len"), rest_slow(4, [("relative", 200), *((form, 6) for form in FORMS)])
 )
 def test_the_derivative_along_a_direction_is_that_of_reverse_mode(form, seg_len):
-    """Of all results, each with a weight of its own, in compiled programs."""
+    """The function is a randomly weighted mean of all results, in compiled programs."""
     cfg = tiny.config(**{"n_layer": 1, **FORMS[form]})
     seg_len = 200 if form == "40,000 words" else seg_len
     variables, move = tiny.variables(cfg), tiny.variables(cfg, seed=1)
     for name, function in functions(cfg, seg_len).items():
         if form == "40,000 words" and name == "__call__":
-            continue  # all logits of all tokens
+            continue  # it computes all logits of all tokens
         shape = jax.eval_shape(function, variables).shape
         weights = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         total = lambda v, f=function, w=weights: jnp.mean(w * f(v))
@@ -61,7 +61,7 @@ def test_the_derivative_along_a_direction_is_that_of_reverse_mode(form, seg_len)
 
 @pytest.mark.slow
 def test_jacobians_of_a_long_segment_are_those_of_reverse_mode():
-    """Of ``core`` op by op, in groups of queries; ``linearize`` and second derivatives too."""
+    """Checks ``core`` with several groups of queries; also ``linearize`` and second derivatives."""
     cfg = tiny.config(n_layer=1, vocab_size=None)
     variables, mems = tiny.variables(cfg), tiny.memory(cfg, (3,), 5)
     x = tiny.embeddings(cfg, 1, 150)
@@ -82,7 +82,7 @@ def test_jacobians_of_a_long_segment_are_those_of_reverse_mode():
 
 @pytest.mark.parametrize("transform", rest_integration(1, [jax.jit, lambda f: f]))
 def test_forward_mode_of_a_fused_kernel_names_the_other_implementations(transform, monkeypatch):
-    """A kernel of another device is replaced; reverse mode takes its gradient as it is."""
+    """Plain attention stands for the fused kernel of another device; reverse mode accepts it."""
     fused = type("Fused", (), {"attend": staticmethod(choice.reference.attend)})
     monkeypatch.setattr(choice, "choose", lambda *_: choice.Choice("pallas_tpu"))
     monkeypatch.setattr(choice, "_module", lambda _: fused)

@@ -30,7 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "init_cache": {"mems": MEMS, "seg_len": T},
     "past_nll": {"log_p": LOG_P, "inputs": TOKENS},
 }
-"""Every public method and arguments that it takes."""
+"""Every public method, with valid arguments."""
 
 integers = "integers [B,T]"
 a_memory = "a Memory of init_mems (or, in place of it, a Cache of init_cache)"
@@ -88,7 +88,7 @@ WRONG: dict[str, list] = {
 
 
 def refusal(method, **changes):
-    """The first line of the error of a method with some arguments changed."""
+    """The error, a single line, of a method with some arguments changed."""
     arguments = {**METHODS[method], **changes}
     model = txl_jax.TransformerXL(CFG)
     with pytest.raises(ValueError, match=r"^") as caught:
@@ -167,7 +167,7 @@ def test_past_nll_needs_a_model_that_decodes_the_past():
 
 @pytest.mark.parametrize("method", ["__call__", "nll", "core"])
 def test_lengths_beyond_the_segment_are_refused(method):
-    """Closed over by a function that is compiled they are known, and refused as well."""
+    """Lengths that a compiled function closes over are known, and are refused too."""
     for lengths, text in (([4, 5, 0], "lengths[1] = 5"), ([0, 1, -1], "lengths[2] = -1")):
         given = np.array(lengths, np.int32)
         want = f"{text}: must be from 0 to 4, the tokens of a row"
@@ -178,7 +178,7 @@ def test_lengths_beyond_the_segment_are_refused(method):
 
 
 def test_lengths_that_are_not_known_count_as_the_nearest_that_can_be():
-    """Under jit: states, memory and how much of it is filled are those of 0 and T."""
+    """Under jit, lengths below 0 and above T give the states and memory of the lengths 0 and T."""
     core = tiny.compiled(CFG, "core")
     run = lambda lengths: core(tiny.variables(CFG), X, MEMS, lengths=np.array(lengths, np.int32))
     (states, mems), (want_states, want_mems) = run([9, -3, 2]), run([4, 0, 2])
@@ -228,7 +228,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def drawn(cfg, rows=3, seg_len=T):
-    """Ids of the whole vocabulary of at least 256 symbols, the last one included, below 256."""
+    """Random ids from 0 to 255, int32 [2,rows,T], of which both ends occur in row 0."""
     ids = np.random.default_rng(0).integers(0, 256, (2, rows, seg_len)).astype(np.int32)
     ids[:, 0, :2] = 255, 0
     return ids
@@ -237,7 +237,7 @@ def drawn(cfg, rows=3, seg_len=T):
 @pytest.mark.integration
 @pytest.mark.parametrize("form", rest_slow(1, FORMS))
 def test_integers_of_any_type_give_the_losses_of_int32(form):
-    """NumPy arrays, JAX arrays and those of a compiled program; int8 arithmetic would overflow."""
+    """They may be NumPy or JAX arrays, or traced; arithmetic in 8 bits would overflow."""
     cfg = tiny.config(n_layer=1, **{"vocab_size": 256, **FORMS[form]})
     (tokens, targets), variables = drawn(cfg), tiny.variables(cfg)
     mems, lengths = tiny.memory(cfg, (0, 2, 5), M), np.array([0, 4, 1], np.int32)
@@ -259,7 +259,7 @@ def test_integers_of_any_type_give_the_losses_of_int32(form):
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_narrow_lengths_and_fillings_of_long_segments_give_those_of_int32(dtype):
-    """200 slots and 100 tokens; their sum is beyond the type."""
+    """The sum of 200 slots and 100 tokens exceeds the range of either type."""
     cfg = tiny.config(n_layer=1, vocab_size=None)
     x, mems = tiny.embeddings(cfg, B, 100), tiny.memory(cfg, (100, 120, 7), 200)
     lengths, reset = np.array([100, 99, 3], np.int32), np.zeros((B, 100), bool)

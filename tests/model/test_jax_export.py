@@ -16,9 +16,9 @@ from txl_jax.model.kernels.choice import FUSED
 
 M, T = 8, 4
 FEW = ("div_val=2",)
-"""The forms that every run exports, with the most shapes: words in clusters, in two widths."""
+"""Models whose test is not slow; this one, with clusters of three widths, has the most shapes."""
 ROUNDING = 1e-5
-"""Float32 sums of a compiled program, which adds in another order than operation by operation."""
+"""Tolerance for float32: compiled programs sum in another order than single operations."""
 
 
 def stored(function, *arguments):
@@ -28,7 +28,7 @@ def stored(function, *arguments):
 
 
 def assert_equal(a, b, atol):
-    """The same trees with the same numbers."""
+    """Checks that the trees have one structure, and equal numbers to within ``atol``."""
     kinds: list[Any] = list(map(jax.tree.structure, (a, b)))
     assert kinds[0] == kinds[1]
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=atol, rtol=0), a, b)
@@ -48,11 +48,11 @@ def test_functions_of_memory_and_cache_are_stored_with_their_classes(clamp_len):
 
 
 def cases():
-    """Every model of the settings, those of :data:`FEW` first.
+    """Every model of ``model_settings``, those of :data:`FEW` first.
 
-    Left out are the fused kernels, which do not run on a CPU, and bfloat16 (``auto`` on some CPUs)
-    and float16 (some CPUs have units for it), because the compiler chooses after which operations
-    it rounds.
+    Fused kernels are left out, since they do not run on a CPU. So are bfloat16 (``auto`` on some
+    CPUs) and float16 (some CPUs have units for it), because the compiler chooses after which
+    operations it rounds to them.
     """
     models = dict(model_settings.models())
     narrow = [f"dtype={dtype}" for dtype in ("bfloat16", "float16", "auto")]
@@ -87,7 +87,7 @@ def test_any_number_of_rows_gives_the_numbers_of_the_model(name, cfg):
 
 @pytest.mark.parametrize("seg_len", [3, 4])
 def test_a_gradient_in_bfloat16_is_exported_for_any_number_of_rows(seg_len):
-    """Products of columns pair the rows of a batch, of which an exported program has any number."""
+    """bfloat16 gradients of matrices read rows in pairs, unless their number is not known."""
     cfg = tiny.config(dtype="bfloat16", n_layer=1)
     (rows,) = jax.export.symbolic_shape("b")
     tokens, mems = tiny.tokens(cfg, 2, seg_len), tiny.memory(cfg, [5, 3], M)

@@ -38,7 +38,7 @@ FORMS = {
 
 
 def of_shape(q_shape, n_keys, positions, dropout=False, dtype=jnp.bfloat16):
-    """Inputs of these shapes, as far as the choice of an implementation reads them."""
+    """Inputs without values, of these shapes, from which an implementation can be chosen."""
     n, b, t, h = q_shape
     shape: Any = lambda length: jax.ShapeDtypeStruct((n, b, length, h), dtype)
     mask = attention_mask(t, jnp.zeros(b, jnp.int32), n_keys - t)
@@ -61,7 +61,7 @@ def both(form, names, dtype=jnp.float32):
 @pytest.mark.integration
 @pytest.mark.parametrize("shape", [(3, 1, 1), (1, 3, 2), (1, 1, 2)])
 def test_devices_that_share_rows_and_heads_compute_what_one_does(shape):
-    """With the same dropout mask, and the gradients of what they share summed."""
+    """The dropout mask is the same, and gradients of shared arrays are summed over the devices."""
     mask = attention_mask(300, jnp.array([90, 0, 40]), 90, "tf", jnp.asarray(RESET))
     dropout = AttentionDropout.draw(jax.random.key(1), 0.3)
     inputs = parity.random_inputs(2, 3, mask, 8, jnp.float32, dropout)
@@ -152,7 +152,7 @@ for implementation in ("xla", "reference"):
 
 @pytest.mark.slow
 def test_some_queries_at_a_time_hold_less_for_the_gradient():
-    """On one device: where there are several, XLA's order of collectives costs memory."""
+    """The program has one device: with several, keeping the order of collectives costs memory."""
     one_device = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     printed = subprocess.check_output([sys.executable, "-c", HELD], text=True, env=one_device)
     xla, reference = map(int, printed.split())
@@ -178,7 +178,7 @@ def test_dropout_drops_its_share_independently_of_place_and_seed():
     dropped = (kept == 0).astype(float)
     n, sigma = dropped.size, np.sqrt(rate * (1 - rate))
     assert abs(dropped.mean() - rate) < 4 * sigma / np.sqrt(n)
-    for axis in range(4):  # neighbours along every axis, and the mean of every line
+    for axis in range(4):  # correlation of neighbours along every axis, and means along it
         pairs = np.mean((dropped - rate) * (np.roll(dropped, 1, axis) - rate))
         assert abs(pairs) < 4 * sigma**2 / np.sqrt(n), axis
         lines = dropped.mean(axis)
@@ -191,7 +191,7 @@ def test_dropout_drops_its_share_independently_of_place_and_seed():
 
 @pytest.mark.parametrize("rate", [0.05, 0.15, 0.5])
 def test_weights_that_share_a_hash_are_dropped_independently(rate):
-    """As are those of different heads, rows, queries and layers: correlations are noise."""
+    """So are weights of different heads, rows, queries and layers: correlations are noise."""
     shape = (4, 4, 128, 512)
     draw = lambda seed: AttentionDropout.draw(jax.random.key(seed), rate).mask(shape)
     unit = lambda kept: ((np.asarray(kept) == 0) - rate) / np.sqrt(rate * (1 - rate))
@@ -201,13 +201,13 @@ def test_weights_that_share_a_hash_are_dropped_independently(rate):
     for a, b in itertools.combinations(four, 2):
         assert abs(np.mean(a * b)) < noise
     assert abs(np.mean(four[0] * four[1] * four[2])) < noise
-    assert abs(np.mean(np.prod(four, axis=0))) < 2 * noise  # of a quarter as many fours
+    assert abs(np.mean(np.prod(four, axis=0))) < 2 * noise  # a quarter as many samples
     assert abs(first.mean()) < noise
-    assert abs(np.mean(first * other)) < noise  # of two layers
+    assert abs(np.mean(first * other)) < noise  # two layers
     for axis in range(3):
         for place in (1, 2):
             assert abs(np.mean(first * np.roll(first, place, axis))) < noise
-    shares = first.reshape(-1, 16).mean(0)  # of each place among 16 keys, which fix the factors
+    shares = first.reshape(-1, 16).mean(0)  # at each index of 16 keys, which decides the factors
     assert np.abs(shares).max() < 4.5 / np.sqrt(first.size / 16)
 
 
@@ -241,11 +241,11 @@ def test_auto_takes_what_the_platform_and_the_form_allow(monkeypatch):
 
 
 class OtherSoftmax(Positions):
-    """Of a change of the softmax, which fused kernels do not know."""
+    """Terms of another softmax, which fused kernels do not have."""
 
 
 class OtherMask(AttentionMask):
-    """Of a change of the mask, which fused kernels do not know."""
+    """A mask of another kind, which fused kernels do not have."""
 
 
 @pytest.mark.parametrize("other", ["OtherSoftmax", "OtherMask"])

@@ -1,7 +1,7 @@
-"""The tests of the Triton kernels see mistakes: each of these is made in a copy, and is found.
+"""The tests of the Triton kernels find mistakes, which are made in copies of the source.
 
 A mistake changes one line of ``triton_tiles.py``. ``launch/interpret.sh -m slow -s`` also prints
-the tests that find each one.
+the test that finds each mistake.
 """
 
 import importlib.util
@@ -130,7 +130,7 @@ def changed(bug: Bug) -> str:
 
 
 def interpreted(path, check):
-    """What the kernels of a file give; called in the interpreter's process."""
+    """Returns what the kernels in a file compute; it is called in the interpreter's process."""
     spec = importlib.util.spec_from_file_location("wrong_kernels", path)
     assert spec
     assert spec.loader
@@ -143,7 +143,7 @@ def interpreted(path, check):
 
 
 def compare(check, found):
-    """As the test of test_kernels_triton.py does it."""
+    """Compares results as the test ``check`` of test_kernels_triton.py does."""
     form, dtype = CHECKS[check]
     if form is not None:
         expected = suite.in_float64 if dtype == "float32" else suite.expected

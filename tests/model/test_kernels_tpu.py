@@ -1,7 +1,7 @@
-"""The fused kernel for TPUs gives what plain attention gives, interpreted here; and it compiles.
+"""The fused kernel for TPUs, interpreted, gives what plain attention gives; and it compiles.
 
-There is no TPU where tests run: the interpreter does a kernel's operations one by one, and libtpu,
-where it is installed, compiles for chips that are not there.
+No TPU is needed: the interpreter does a kernel's operations one by one, and libtpu, where it is
+installed, compiles for chips that are absent.
 """
 
 import functools
@@ -24,14 +24,14 @@ from txl_jax.model.positions import Positions
 N, B, S = 2, 3, 16
 NAMES = ("out", "dq", "dk", "dval", "du", "dv", "dr")
 TOLERANCE = 3e-6
-"""Of the largest entry, in float32; measured: at most 1.1e-6, over three seeds of each case."""
+"""In float32, relative to the largest entry; measured: at most 1.1e-6 in three seeds per case."""
 
 
 def inputs(t, m, h, dtype=np.float32, seed=0):
-    """q, k, val, u, v, r at sizes where each matters, and what the result is weighted by."""
+    """Random q, k, val, u, v and r, large enough for each to matter, and weights of the result."""
     rng = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)
-    # Half of a model's scale: a weight near 1 would amplify the rounding of its softmax in dq.
+    # Half of a model's scale: an attention weight near 1 would amplify its rounding in dq.
     scale = dtype(0.5 * h**-0.5)
     q, u, v = draw(N, B, t, h) * scale, draw(N, h) * scale, draw(N, h) * scale
     keys = draw(N, B, m + t, h), draw(N, B, m + t, h)
@@ -57,7 +57,7 @@ def fused(tile=S, interpret=True):
 def differences(some, others):
     """By name, the largest difference over the largest entry of the second (or 1 if all are 0).
 
-    NaN where one has it, which Python's ``max`` overlooks and numpy's does not.
+    NaN if either array has a NaN: numpy's ``max`` keeps it, Python's may not.
     """
     f32 = lambda x: np.asarray(x, np.float32)
     apart = lambda x, y: np.max(np.abs(f32(x) - f32(y))) / (np.max(np.abs(f32(y))) or 1.0)
@@ -65,7 +65,7 @@ def differences(some, others):
 
 
 def resets(t):
-    """Row 0 none; row 1 at its first token and late; row 2 two in one tile."""
+    """Resets [B,t]: none in row 0, at the first token and late in row 1, two in a tile in row 2."""
     reset = np.zeros((B, t), bool)
     reset[1, [0, t - 2]] = reset[2, [3, 9]] = True
     return reset
@@ -165,7 +165,7 @@ def test_forms_without_a_bias(absent):
 def test_dropout_drops_the_weights_that_plain_attention_drops():
     t, m, rate = 20, 13, 0.25
     (q, k, _, u, v, r), _ = inputs(t, m, m + t)
-    shown = jnp.broadcast_to(jnp.eye(m + t), k.shape)  # the result is the weights
+    shown = jnp.broadcast_to(jnp.eye(m + t), k.shape)  # makes the result the weights
     mask = attention_mask(t, jnp.full(B, m), m)
     dropout = AttentionDropout(jnp.asarray((2**31 + 3, 7), jnp.uint32), rate)
     x = AttentionInputs(q, k, shown, Positions(u, v, r), mask, dropout)
@@ -232,7 +232,7 @@ def test_forms_that_it_does_not_have_are_refused_with_the_reason():
     assert "do not fit into on-chip memory" in why(Positions(u, v, r), k=20_000)
 
 
-# A TPU that is not there.
+# Compilation for absent TPUs.
 
 
 def compiled_for(topology, n, b, t, m, h, dtype=jnp.bfloat16, reset=False, rate=None):

@@ -1,8 +1,8 @@
-"""The fused kernel for NVIDIA GPUs gives what plain attention gives, interpreted here; it compiles.
+"""The fused kernel for NVIDIA GPUs, interpreted, gives what plain attention gives; it compiles.
 
-There is no GPU where tests run: Triton's interpreter does a kernel's operations one by one, and its
-compiler makes programs for an H100 that is not there. What needs triton, torch or jax-triton (none
-is among the requirements of tests) is skipped where these are missing.
+Most tests need no GPU: Triton's interpreter does a kernel's operations one by one, and its compiler
+makes programs for GPUs that are absent. Tests that need triton, torch or jax-triton (none is among
+the requirements of tests) are skipped where these are missing.
 """
 
 import re
@@ -34,7 +34,7 @@ from benchmarks import attention_cycles
 from txl_jax.model.kernels import parity, reference, triton
 from txl_jax.model.positions import Positions
 
-# --- Interpreted, in a process of its own: Triton is imported for it in another way. -------------
+# --- Interpreted, in another process, because Triton must be imported in another way. ------------
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -44,14 +44,14 @@ def test_values_and_gradients_are_those_of_plain_attention(interpreter, form):
 
 
 def test_half_precision_rounds_and_does_nothing_else(interpreter):
-    """float16, since the interpreter multiplies bfloat16 as if it were integers."""
+    """The dtype is float16, since the interpreter multiplies bfloat16 as if it were integers."""
     form = {"t": 33, "m": 30, "h": 64, "rate": 0.2}
     found = interpreter.submit(interpreted, form, "float16").result()
     assert_near(found, expected(form, "float16"), TOLERANCE["float16"])
 
 
 def test_float32_in_three_parts_of_tf32_errs_by_less_than_the_promise(interpreter):
-    """Of equality with published code, 1e-5; one part errs by 1e-3. Parts are cut here in NumPy."""
+    """Published code must be matched to 1e-5; one part errs by 1e-3. Here NumPy cuts the parts."""
     form = {"t": 64, "m": 64, "h": 128, "tile": {"SX": 16, "SD": 64, "SQ": 64, "SK": 64}}
     exact = in_float64(form)
     assert_near(interpreter.submit(interpreted_as, "tf32x3", form).result(), exact, 1e-5)
@@ -60,7 +60,7 @@ def test_float32_in_three_parts_of_tf32_errs_by_less_than_the_promise(interprete
 
 
 def interpreted_as(precision, form):
-    """As ``interpreted``, with products of float32 as tensor cores compute them."""
+    """Runs ``interpreted``, with products of float32 as tensor cores compute them."""
     from triton.runtime import interpreter as runtime
 
     def cut(x):  # to the 10 bits of TF32, rounded to nearest
@@ -85,7 +85,7 @@ def test_biases_of_queries_may_be_missing(interpreter):
     np.testing.assert_allclose(found, out, atol=3e-6 * np.abs(out).max())
 
 
-# --- Compiled for a GPU that is not there. -------------------------------------------------------
+# --- Compiled for absent GPUs. --------------------------------------------------------------------
 
 SHARED = {80: 163, 89: 99, 90: 227, 100: 227}
 """KiB of shared memory that a program can have, by compute capability: A100, L4, H100, B200."""
@@ -94,7 +94,7 @@ PRODUCTS = {
     "float32": {80: "mma.sync", 89: "mma.sync", 90: "mma", 100: "mma"},
 }
 MOST_CYCLES = {("bfloat16", 64): 2200, ("bfloat16", 128): 2700, ("float32", 128): 20_000}
-"""Issue cycles for 64 x 64 scores on an H100, forward and gradients with dropout."""
+"""The most issue cycles for 64 x 64 scores on an H100, forward and gradients with dropout."""
 
 
 @pytest.mark.integration
@@ -103,7 +103,7 @@ MOST_CYCLES = {("bfloat16", 64): 2200, ("bfloat16", 128): 2700, ("float32", 128)
 @pytest.mark.parametrize("capability", SHARED)
 def test_it_compiles_to_products_of_tensor_cores_that_fit(capability, h, dtype):
     pytest.importorskip("triton")
-    # Without JAX's plugin for CUDA this is an ImportError, and not that of a missing module.
+    # Without JAX's plugin for CUDA this raises ImportError, not ModuleNotFoundError.
     pytest.importorskip("jax_triton", exc_type=ImportError)
     found = attention_cycles.counted(h, dtype, capability)
     assert [x.kernel for x in found] == list(attention_cycles.KERNELS)
@@ -129,11 +129,11 @@ def test_memory_in_a_ring_costs_at_most_a_sixth_more_and_is_loaded_as_widely(h):
     assert len(wide.findall(turned.ptx)) >= len(wide.findall(straight.ptx)) > 0
 
 
-# --- Anywhere. -----------------------------------------------------------------------------------
+# --- Tests that run anywhere. ---------------------------------------------------------------------
 
 
 def of_shape(h=8, dtype=jnp.bfloat16, positions=None):
-    """Inputs of this width and dtype; with vectors of distances unless said otherwise."""
+    """Inputs of this width and dtype, with vectors of distances unless ``positions`` is given."""
     x = floats_as(made({"h": h}), dtype)
     return x if positions is None else x.replace(positions=positions)
 

@@ -1,4 +1,4 @@
-"""Layers under one loop, and with less kept for the gradient, are the layers one after another."""
+"""Layers in a loop, or with less kept for the gradient, compute what separate layers compute."""
 
 import dataclasses
 from typing import Any
@@ -29,7 +29,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def run(cfg, params):
-    """Mean nll of a segment after half a memory, its gradient layers one by one, the memory."""
+    """Mean nll of a segment with partly filled memory, its gradient by layer, and new memory."""
     model = txl_jax.TransformerXL(cfg)
     mems = model.init_mems(B, 0 if cfg.memory_free else M)
     hidden = 0.5 * jax.random.normal(jax.random.key(5), mems.hidden.shape)
@@ -108,7 +108,7 @@ def test_every_layer_of_a_scanned_model_has_dropout_of_its_own():
     arguments: Any = {"method": "core", "train": True, "rngs": rngs}
     after: Any = model.apply({"params": stacked}, nothing, model.init_mems(B, T), **arguments)
     out, mems = after
-    of_first = mems.hidden[1]  # 0, or 20 where the first layer's bias came out
+    of_first = mems.hidden[1]  # 0, or 20 where the first layer's bias was kept
     np.testing.assert_array_equal(np.unique(of_first), [0, 20])
     of_second = np.asarray(out - of_first)
     np.testing.assert_array_equal(np.unique(of_second), [0, 20])
@@ -138,7 +138,7 @@ def test_a_scanned_model_says_that_it_has_no_cache():
 
 
 # --------------------------------------------------------------------------------------
-# What a loop over layers must not copy.
+# What is kept for the gradient, which a loop over layers would copy.
 
 
 def kept_for_the_gradient(function, *args):

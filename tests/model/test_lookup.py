@@ -1,4 +1,4 @@
-"""Rows of a table have the gradient of plain indexing, by a product or by sums of runs on a GPU."""
+"""Rows of a table have the gradient of indexing; a GPU computes it by a product or by sums."""
 
 import re
 
@@ -28,7 +28,7 @@ def rows_and_gradients(table, index, dtype, weights):
 
 
 PRODUCT = "dot_general"
-"""What the gradient of a small table computes, and that of a large one does not."""
+"""An operation in the gradient of a small table that is not in that of a large one."""
 
 
 @pytest.mark.parametrize("product", [True, False])

@@ -1,4 +1,4 @@
-"""Who may attend to whom, against small matrices drawn by hand (1: allowed)."""
+"""Attention masks, compared with small matrices that are written by hand (1: allowed)."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +8,7 @@ from txl_jax.model.masks import BothWaysMask, attention_mask, since_reset
 
 
 def drawn(*rows):
-    """A mask [T,K] from rows of text, blanks for the eye only."""
+    """A mask [T,K] from rows of text, in which blanks are ignored."""
     return np.array([[mark == "1" for mark in row.replace(" ", "")] for row in rows])
 
 
@@ -101,7 +101,7 @@ def test_a_query_sees_the_keys_from_the_first_to_the_last_of_its_interval(window
         key = np.arange(mask.n_keys)
         seen = (key >= oldest[:, :, None]) & (key <= newest[:, :, None])
         np.testing.assert_array_equal(seen, mask.allowed())
-        for bound in (oldest, newest):  # which a binary search or a bound of tiles may rely on
+        for bound in (oldest, newest):  # sorted, as binary searches and bounds of tiles need
             assert bound.dtype == jnp.int32
             assert (np.diff(bound, axis=1) >= 0).all()
 

@@ -14,7 +14,7 @@ PRE_NORM = tiny.config(pre_lnorm=True)
 
 
 def numbered(first, count):
-    """States [L=1,B=1,count,D=1] with the values first, first+1, …"""
+    """States [L=1,B=1,count,D=1] with the values first, first+1 and so on."""
     return jnp.arange(first, first + count, dtype=jnp.float32).reshape(1, 1, count, 1)
 
 
@@ -196,7 +196,7 @@ def test_a_cache_is_refused_in_training_for_longer_segments_and_for_another_batc
 
 @pytest.mark.parametrize("name", tiny.WITH_MEMORY)
 def test_a_cache_holds_what_memory_projects_and_shapes_that_never_change(name):
-    """A step from it projects its own tokens only: no layer's past states are there any more."""
+    """A step with a cache projects only its own tokens: the cache has no hidden states."""
     cfg = tiny.config(**tiny.attention(name))
     cache = tiny.quick(
         lambda m: txl_jax.TransformerXL(cfg).apply(

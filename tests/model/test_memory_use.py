@@ -1,6 +1,6 @@
-"""No [B,T,V] logits: what the compiled program needs, for vocabularies of real size.
+"""Programs for vocabularies of real size need too little memory to hold [B,T,V] logits.
 
-Compiled and never run: XLA says how much memory a program takes beside its inputs and results.
+They are compiled and not run: XLA says how much memory they need beside inputs and results.
 """
 
 import jax
@@ -21,7 +21,7 @@ VOCABULARIES = {
 
 
 def temporary_bytes(cfg, function):
-    """Of ``function(params, tokens)``, compiled for tokens [8,512]."""
+    """Bytes of temporary memory of ``function(params, tokens)``, compiled for tokens [8,512]."""
     tokens = jax.ShapeDtypeStruct((B, T), jnp.int32)
     compiled = tiny.quick(function).lower(tiny.shapes(cfg), tokens).compile()
     return compiled.memory_analysis().temp_size_in_bytes
@@ -41,7 +41,7 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "div_val", "what"), rest_slow(3, CASES))
 def test_a_segment_needs_less_than_a_tenth_of_its_logits(name, div_val, what):
-    """The gradient's own arrays of the size of the weights are counted too; 4 to 7% on a CPU."""
+    """This counts the gradient's arrays of the size of the weights too; on a CPU it is 4 to 7%."""
     vocab_size, cutoffs = VOCABULARIES[name]
     cfg = tiny.config(
         vocab_size=vocab_size, cutoffs=cutoffs, n_layer=1, d_model=64, div_val=div_val

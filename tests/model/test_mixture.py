@@ -1,4 +1,4 @@
-"""A mixture of softmaxes is its formula wherever it is read, and off it leaves nothing behind."""
+"""A mixture of softmaxes equals its formula in every use, and adds nothing to other models."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ CFG = FORMS["tied"]
 
 
 def of_words(cfg):
-    """Parameters of embedding and softmax alone, each of a size at which it matters."""
+    """Parameters outside the layers, each large enough to matter."""
     return {k: v for k, v in tiny.variables(cfg)["params"].items() if not isinstance(v, dict)}
 
 
@@ -38,7 +38,7 @@ def read(cfg, params, h, method, *inputs, **options) -> Any:
 
 
 def by_hand(cfg, h):
-    """Log-probabilities of all words after one state, float64, k after k."""
+    """Log-probabilities of all words for one state in float64, adding one softmax at a time."""
     p = reference.float64(of_words(cfg))
     weight = p["embedding"] if cfg.tie_weight else p["softmax_weight"]
     prior = np.exp(h @ p["mixture_prior"])
@@ -52,7 +52,7 @@ def by_hand(cfg, h):
 
 @pytest.fixture(params=[4, 128], ids="blocks_of_{}".format)
 def block(request, monkeypatch):
-    """Rows at once of the S*K: in several blocks with a last one that is short, or in one."""
+    """Sets the rows of a block: S*K = 30 rows are in blocks of 4 and a shorter one, or in one."""
     monkeypatch.setattr(cross_entropy, "MIN_ROWS", request.param)
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
 
@@ -71,7 +71,7 @@ def test_nll_and_scores_are_the_formula(name, block):
 
 @pytest.mark.parametrize("method", ["nll", "logits"])
 def test_gradients_are_those_of_the_plain_formula(method, block):
-    """Of every parameter and of the states, each loss with a weight of its own."""
+    """Compares the gradients of parameters and states of a randomly weighted sum of losses."""
     h, targets = tiny.embeddings(CFG, B, T), tiny.tokens(CFG, B, T)
     weights = np.random.default_rng(0).standard_normal((B, T)).astype(np.float32)
     chosen = lambda log_p: -jnp.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
@@ -98,7 +98,7 @@ def test_gradients_are_those_of_the_plain_formula(method, block):
 
 
 def test_only_a_mixture_has_more_rank_than_its_width():
-    """Log-probabilities of many states, less the bias: rank d + 1, or more (Yang et al. 2018)."""
+    """Log-probabilities less the bias have rank d + 1; a mixture's have more (Yang et al. 2018)."""
     wide: dict[str, Any] = {"vocab_size": 40, "d_embed": 4}
     found = {}
     for k in (1, 2):
@@ -113,7 +113,7 @@ def test_only_a_mixture_has_more_rank_than_its_width():
 
 
 def test_one_softmax_has_the_parameters_it_always_had():
-    """Drawn alike too: what a mixture adds comes last, in place of the output projection."""
+    """Their initial values are the same too: a mixture replaces the output projection only."""
     names = {"embedding", "embedding_projection", "softmax_bias", "softmax_projection_0", "u", "v"}
     drawn = {}
     for k in (1, K):
@@ -144,7 +144,7 @@ def dropped(mask, rate=0.4):
 
 
 def latents(cfg, h, key=None):
-    """As the mixture has them; without a key as in evaluation."""
+    """The mixture's latents: in training with a dropout key, without one in evaluation."""
     method = lambda words: words._mixture(h, key is not None).latents
     rngs = None if key is None else {"dropout": key}
     found: Any = Vocabulary(cfg).apply({"params": of_words(cfg)}, method=method, rngs=rngs)
@@ -165,10 +165,10 @@ def test_latents_are_dropped_in_training_alone_and_keep_their_mean(mask):
     kept = np.broadcast_to(whole / 0.6, drawn.shape)
     np.testing.assert_allclose(drawn[~zero], kept[~zero], atol=1e-6)
     np.testing.assert_allclose(drawn.mean(0), whole, atol=0.1)
-    shared = (zero == zero[:, :, :1]).all()  # over positions
+    shared = (zero == zero[:, :, :1]).all()  # do all positions share a mask?
     assert shared == (mask == "locked")
-    assert not (zero == zero[:, :1]).all()  # rows have their own
-    assert not (zero == zero[..., :1, :]).all()  # and so has every k
+    assert not (zero == zero[:, :1]).all()  # each row has its own mask
+    assert not (zero == zero[..., :1, :]).all()  # and so has each softmax
 
 
 def _drawn(cfg, h, key):
@@ -196,7 +196,7 @@ def test_training_reads_scores_under_the_dropout_of_its_nll(mask):
 
 
 # --------------------------------------------------------------------------------------
-# Where it is used.
+# Where a mixture is used.
 
 
 @pytest.mark.integration

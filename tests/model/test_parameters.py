@@ -1,4 +1,4 @@
-"""The tree of parameters: same from every method, drawn as stated, used as stated."""
+"""The parameter tree: equal from every method, initialised and used as documented."""
 
 import functools
 import re
@@ -205,7 +205,7 @@ def test_initial_values_are_independent_and_have_the_configured_deviation(form):
             continue
         mean = 1.0 if name.endswith("scale") else 0.0
         deviation = 0.03 if "projection" in name else 0.005
-        errors = deviation / np.sqrt(value.size)  # of the mean; of the deviation: / sqrt(2)
+        errors = deviation / np.sqrt(value.size)  # of the mean; that of the deviation is / sqrt(2)
         assert abs(np.mean(value) - mean) < 4.5 * errors, name
         assert abs(np.std(value) - deviation) < 4.5 * errors / np.sqrt(2), name
     drawn = [np.asarray(v) for name, v in flat.items() if "bias" not in name]
@@ -297,7 +297,7 @@ def test_states_of_nll_are_those_of_core_at_scored_positions_before_the_outputs_
     dropped_nll, undropped, _ = run(context_len=1, **train)
     embedded = tiny.variables(cfg)["params"]["embedding"][tokens] * np.sqrt(8)
     want, _ = tiny.apply(cfg, "core")(tiny.variables(cfg), embedded, mems)
-    # Two programs: some processors (an AMD EPYC with AVX512) round one state differently by 1.2e-6.
+    # On some processors (an AMD EPYC with AVX512) the two programs round a state 1.2e-6 apart.
     np.testing.assert_allclose(states, want[:, 1:], atol=2e-6)
     np.testing.assert_array_equal(undropped, states)
     assert (np.abs(dropped_nll - nll) > 1e-4).all()

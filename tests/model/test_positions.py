@@ -65,7 +65,7 @@ def test_clamp_len_beyond_all_distances_changes_nothing(clamp_len):
 
 
 def test_scalars_of_distances_are_scores_without_vectors():
-    """Every row of every query has the scalar of each key's distance."""
+    """In every row of the batch, a query's score of a key is the scalar of their distance."""
     b = np.random.default_rng(0).standard_normal((2, 5)).astype(np.float32)
     scores = np.asarray(position_scores(jnp.zeros((2, 4, 3, 6)), None, None, jnp.asarray(b)))
     assert scores.shape == (2, 4, 3, 5)

@@ -35,7 +35,7 @@ MESH = {"data": 1, "fsdp": 1, "tensor": 1}
 
 
 def mesh_of(platform, capability=None, **sizes) -> Any:
-    """A mesh of one device that is not there, or of axes of the given sizes."""
+    """A stand-in for a mesh, with one device of a platform and axes of the given sizes."""
     device = types.SimpleNamespace(platform=platform, device_kind="a device")
     if capability:
         device.compute_capability = capability
@@ -88,7 +88,7 @@ def test_layers_are_a_loop_by_themselves_on_tpus_and_for_products_that_a_gpu_nee
     of = lambda mesh, **settings: resolved(tiny.config(**settings), mesh).scan_layers
     assert of(mesh, scan_layers="auto") is scanned
     odd = {"scan_layers": "auto", "d_model": 410}
-    assert of(mesh, **odd) is scanned  # padded
+    assert of(mesh, **odd) is scanned  # its products are padded
     assert of(mesh, **odd, gate="gru") is (scanned or mesh in (H100, T4))
     for shared in SHARED:
         assert of(shared, **odd)
@@ -128,7 +128,7 @@ def test_a_model_resolves_auto_by_its_mesh_wherever_it_is_built():
 
 @contextlib.contextmanager
 def devices_with_bfloat16(monkeypatch, units=True):
-    """Makes ``auto`` mean bfloat16 on this CPU, or float32."""
+    """Makes ``auto`` mean bfloat16 on this CPU, or float32 without ``units``."""
     with monkeypatch.context() as patch:
         patch.setattr(precision, "has_bfloat16", lambda mesh: units)
         yield
@@ -179,7 +179,7 @@ def test_dtype_and_precision_of_a_trained_model_may_be_chosen_anew(tmp_path):
     trained = with_settings(txl_jax.load(workdir), chosen)
     assert (trained.model.cfg.dtype, trained.model.cfg.matmul_precision) == ("bfloat16", "highest")
     with pytest.raises(WorkdirError, match=r"model\.dtype: 'float32' -> 'bfloat16'"):
-        txl_jax.train(chosen, workdir=workdir)  # a run that resumes keeps its own
+        txl_jax.train(chosen, workdir=workdir)  # a resumed run keeps its own dtype
 
 
 # --------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("form", rest_integration(3, FORMS))
 @pytest.mark.parametrize("compiled", [False, True])
 def test_all_products_and_gradients_have_the_precision_of_the_setting(form, compiled, monkeypatch):
-    """Also those of functions with derivatives of their own, which JAX traces later."""
+    """This includes functions with custom derivatives, which JAX traces later."""
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 64)  # several blocks
     monkeypatch.setattr(cross_entropy, "MIN_ROWS", 16)
     c = tiny.config(matmul_precision="highest", **FORMS[form])
@@ -280,7 +280,7 @@ def test_every_precision_is_one_of_jax():
 
 
 # --------------------------------------------------------------------------------------
-# Where the compilers for absent devices are installed.
+# Tests that need the compilers for absent devices.
 
 
 def product_program(device, name):
@@ -311,7 +311,7 @@ def test_auto_knows_absent_tpus():
 
 
 def test_matrices_are_cast_once_and_vectors_stay_in_either_layout_of_the_layers():
-    """A stacked vector [L,D] is no matrix: the model computes with float32 ones."""
+    """A stacked vector [L,D] does not count as a matrix: the model needs vectors in float32."""
     cfg = tiny.config(dtype="bfloat16", gate="gru", attention_bias=True)
     params = tiny.variables(cfg)["params"]
     want = stack_layers(in_compute_dtype(cfg, params))

@@ -1,4 +1,4 @@
-"""Products as XLA for GPUs needs them: of two rows or more, padded, and apart."""
+"""Products as XLA for GPUs needs them: with two rows or more, padded, and not merged."""
 
 import re
 
@@ -49,7 +49,7 @@ def test_sides_are_padded_to_16_bytes_on_a_gpu_and_nothing_else_changes(on_gpu, 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("mask", rest_integration(1, ["locked", "independent"]))
 def test_the_inner_states_of_a_feed_forward_layer_stay_padded(monkeypatch, activation, mask):
-    """With the dropout and the gradients of states that are not."""
+    """Dropout and gradients equal those of states that are not padded."""
     sizes = {"d_model": 10, "n_head": 2, "d_head": 5, "d_inner": 13}
     cfg = tiny.config(**sizes, dropout=0.3, activation=activation, dropout_mask=mask)
     layer, h = FeedForward(cfg), jax.random.normal(jax.random.key(0), (2, 3, 10))
@@ -97,7 +97,7 @@ def test_a_product_apart_has_the_value_and_both_derivatives_of_a_product():
 
 @pytest.mark.integration
 def test_on_a_gpu_results_of_products_apart_are_not_copied(eight_gpus):
-    """Of the same rows, as queries, keys and values are. XLA would merge them, and copy each."""
+    """XLA would merge products of the same rows, as of queries, keys and values, and copy each."""
     x = jax.ShapeDtypeStruct((6144, 1024), "bfloat16", sharding=SingleDeviceSharding(eight_gpus[0]))
     matrix = x.update(shape=(1024, 1024))
 

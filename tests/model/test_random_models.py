@@ -1,8 +1,8 @@
 """Whatever the configuration, the model keeps its promises.
 
-Hypothesis draws form, shapes, memory, clusters and ties; every promise is held for the same case,
-so that a case compiles few programs. All programs are of one shape [B,T], with ``lengths`` and
-``reset`` always given: a shorter text is a padded one.
+Hypothesis draws form, shapes, memory, clusters and ties. All promises are checked for each case,
+so that few programs are compiled. All programs of a case have one shape [B,T] and always take
+``lengths`` and ``reset``; shorter texts are padded.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class Case:
 
 @st.composite
 def cases(draw, attention):
-    """Cases of one form of attention. What comes first in a list is what is tried first."""
+    """Draws cases of one form of attention; the first values of a list are tried first."""
     memory_free = attention.startswith("absolute")
     n_head, d_head = draw(st.integers(1, 3)), draw(st.sampled_from([2, 4, 1, 3, 5]))
     d_model = draw(st.sampled_from([8, 4, 6, 10]))
@@ -86,7 +86,7 @@ def cases(draw, attention):
 
 
 def holds_its_promises(case):
-    """Every promise of this file for one case."""
+    """Checks every promise of this file for one case."""
     run = Runner(case)
     equals_the_formulas(run)
     gives_probabilities(run)
@@ -125,7 +125,7 @@ class Runner:
         self.empty = self.mems.replace(filled=np.zeros(ROWS, np.int32))
 
     def __call__(self, tokens, targets, mems, reset=None, lengths=None):
-        """Losses, as numpy, and new memory."""
+        """Returns the losses, as a NumPy array, and new memory."""
         if reset is None:
             reset = np.zeros(tokens.shape, bool)
         if lengths is None:
@@ -135,15 +135,15 @@ class Runner:
         return np.asarray(nll), mems
 
     def text(self):
-        """Tokens and targets [B,T] at random."""
+        """Random tokens and targets, [B,T] each."""
         return self.rng.integers(0, 10, (2, ROWS, self.seg_len)).astype(np.int32)
 
     def lengths(self):
-        """From 0 to T."""
+        """Random lengths from 0 to T, int32 [B]."""
         return self.rng.integers(0, self.seg_len + 1, ROWS).astype(np.int32)
 
     def resets(self):
-        """Episodes of a few tokens, bool [B,T]."""
+        """Random resets, bool [B,T], which begin episodes of a few tokens."""
         return self.rng.random((ROWS, self.seg_len)) < 0.3
 
 
@@ -155,7 +155,7 @@ def assert_same_memory(got, row, want, want_row):
 
 
 def equals_the_formulas(run):
-    """Two segments with resets and lengths, against helpers/reference.py."""
+    """Two segments with resets and lengths give what helpers/reference.py gives."""
     cfg, mems = run.cfg, run.mems
     params = reference.float64(run.variables["params"])
     past = [[list(layer) for layer in tiny.real_states(mems, b)] for b in range(ROWS)]
@@ -173,7 +173,7 @@ def equals_the_formulas(run):
 
 
 def gives_probabilities(run):
-    """Those of all words sum to one at every position."""
+    """The probabilities of all words sum to one at every position."""
     tokens, _ = run.text()
     words = [np.full_like(tokens, word) for word in range(10)]
     total = sum(np.exp(-run(tokens, word, run.mems)[0]) for word in words)
@@ -191,10 +191,10 @@ def sees_no_future(run):
 
 
 def keeps_rows_apart(run):
-    """Batch-mates, their memory, episodes and lengths change no bit of row 1's states.
+    """The other rows, their memory, episodes and lengths change no bit of row 1's states.
 
-    Nor of its losses, but for clusters: a token's place in the product of a cluster depends on how
-    many tokens of the others are in it, and some places are rounded in another order.
+    They change no bit of its losses either, except with clusters: where a token is in the product
+    of a cluster depends on the other rows, and some rows of a product are rounded differently.
     """
     tokens, targets = run.text()
     nll, mems = run(tokens, targets, run.mems)
@@ -207,13 +207,13 @@ def keeps_rows_apart(run):
     reset[1], lengths[1] = False, run.seg_len
     other_mems = run.mems.replace(hidden=hidden, filled=filled)
     nll_2, mems_2 = run(others, other_targets, other_mems, reset, lengths)
-    last_bits = 1e-6 if run.cfg.cutoffs else 0  # of losses below 8
+    last_bits = 1e-6 if run.cfg.cutoffs else 0  # rounding of losses below 8
     np.testing.assert_allclose(nll[1], nll_2[1], rtol=0, atol=last_bits)
     np.testing.assert_array_equal(tiny.real_states(mems, 1), tiny.real_states(mems_2, 1))
 
 
 def starts_streams_anew(run):
-    """``reset`` [B] gives what an empty memory gives, in the rows that it names."""
+    """``reset`` [B] gives what an empty memory gives, in the rows where it is true."""
     tokens, targets = run.text()
     reset = np.array([True, False, True])
     nll, mems = run(tokens, targets, run.mems, reset)
@@ -224,7 +224,7 @@ def starts_streams_anew(run):
 
 
 def starts_episodes_anew(run):
-    """A reset at a position gives what two texts give: up to there, and from there."""
+    """A reset at a position gives what two texts give, one before it and one from it on."""
     tokens, targets = run.text()
     for start in range(run.seg_len):
         reset = np.zeros((ROWS, run.seg_len), bool)
@@ -255,7 +255,7 @@ def gives_the_same_from_a_cache(run):
 
 
 def gives_the_same_however_cut(run):
-    """With a window at any memory length; without one where the text fits the memory."""
+    """Cuts do not matter with a window, nor without one if the text fits into memory."""
     if not run.cfg.same_length and run.case.mem_len < run.seg_len:
         return
     tokens, targets = run.text()

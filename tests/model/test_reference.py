@@ -71,7 +71,7 @@ VARIED = {
     key for key in FIELDS for cfg in FORMS.values() if getattr(cfg, key) != FIELDS[key].default
 }
 NEW: list[str] = []
-"""Models with each value of a setting that no model above has."""
+"""Names of models with a value of a setting that no model above has."""
 for name, cfg in model_settings.models().items():
     key = name.partition("=")[0]
     known = reference.KNOWN.get(key, ()) if key != "dtype" else (cfg.dtype,)
@@ -82,14 +82,14 @@ for name, cfg in model_settings.models().items():
     if new:
         FORMS[name] = cfg
         NEW.append(name)
-        with contextlib.suppress(ConfigError):  # if the setting does not go with these
+        with contextlib.suppress(ConfigError):  # the setting may not go with these
             FORMS[f"{name}_all_at_once"] = dataclasses.replace(cfg, **ALL_AT_ONCE)
             NEW.append(f"{name}_all_at_once")
 LAYERS = [name for name in FORMS if name not in SOFTMAX]
 
 
 def with_rows(n):
-    """Side inputs of n segments at random: nothing, resets, lengths, both; rows all unequal."""
+    """Yields random ``reset`` and ``lengths`` of n segments: none, one or both; rows differ."""
     rng = np.random.default_rng(n)
     for i in range(n):
         lengths = {"lengths": rng.integers(0, SEG_LEN + 1, 3).astype(np.int32)}
@@ -118,7 +118,7 @@ def expected(
 
 
 def run_segments(cfg, mem_len, filled, segments, seg_len=SEG_LEN, seed=0):
-    """Runs model and reference side by side; ``segments`` are keywords for each segment."""
+    """Compares model and reference; ``segments`` has the keyword arguments of each segment."""
     usual = seg_len == SEG_LEN and len(filled) == len(FILLED) and mem_len in (0, MEM_LEN)
     nll = (tiny.apply if usual else tiny.compiled)(cfg, "nll")
     params = reference.float64(jax.tree.map(np.asarray, tiny.variables(cfg)["params"]))
@@ -155,7 +155,7 @@ def test_resets_and_lengths_equal_the_formulas_on_the_real_tokens(name):
 @pytest.mark.integration
 @pytest.mark.parametrize("name", rest_slow(1, [n for n in LAYERS if not FORMS[n].memory_free]))
 def test_steps_from_memory_and_from_a_cache_equal_the_formulas(name):
-    """One token does not project memory if a head is 8 wide (model/unprojected.py)."""
+    """A step of one token leaves memory unprojected if heads are 8 wide (model/unprojected.py)."""
     cfg = dataclasses.replace(FORMS[name], d_head=8)
     run_segments(cfg, MEM_LEN, FILLED, [{}, {}], seg_len=1)
     variables, mems = tiny.variables(cfg), tiny.memory(cfg, FILLED, MEM_LEN)
@@ -175,7 +175,7 @@ def test_every_form_of_softmax_equals_the_formulas(name):
 
 @pytest.mark.parametrize("name", ["untied_softmax", "absolute", *SOFTMAX])
 def test_scores_of_all_words_equal_the_formulas(name):
-    """Logits, or with clusters log-probabilities, which sum to one."""
+    """Scores are logits, or with clusters log-probabilities, whose exponentials sum to one."""
     cfg, tokens = FORMS[name], tiny.tokens(FORMS[name], 3, SEG_LEN)
     mems = tiny.memory(cfg, FILLED, MEM_LEN)
     got, _ = tiny.apply(cfg, "__call__")(tiny.variables(cfg), tokens, mems)
@@ -238,7 +238,7 @@ def test_scanned_layers_give_what_unrolled_layers_give_with_a_new_setting(name):
     "name", ["all_at_once", "shared_projection", "div2_projections_tied", "gtrxl", *NEW]
 )
 def test_gradient_is_the_slope_of_the_formulas_with_memory_held_constant(name):
-    """Along random directions, by central differences in float64; long ones meet kinks of relu."""
+    """Slopes are central differences in float64; steps are short, since relu has kinks."""
     cfg = FORMS[name]
     params = tiny.variables(cfg)["params"]
     mems = tiny.memory(cfg, FILLED, MEM_LEN)

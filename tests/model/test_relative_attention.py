@@ -28,7 +28,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def drawn(m=0, causal=True, **_):
-    """Arrays of the function, by name."""
+    """Random arrays for the function's arguments, by name."""
     sides = {"q": (B, T), "k": (B, m + T), "v": (B, m + T), "u": (), "v_bias": ()}
     sides["r"] = (m + T if causal else m + T + T - 1,)
     keys = jax.random.split(jax.random.key(0), len(NAMES))
@@ -37,7 +37,7 @@ def drawn(m=0, causal=True, **_):
 
 
 def plain(x, m=0, causal=True, window=None, lengths=(T, T), scale=H**-0.5):
-    """The equation, pair by pair."""
+    """Computes the equation, one pair of query and key at a time."""
     rows = []
     for b, i, n in itertools.product(range(B), range(T), range(N)):
         if i >= lengths[b]:

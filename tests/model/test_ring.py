@@ -1,4 +1,4 @@
-"""The ring of projected memory: whatever wraps round it, it gives what memory gives."""
+"""The ring of projected memory gives what memory gives, however often it wraps around."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ ROWS = 2
 
 
 def run(cfg, mems, lengths, seed=0):
-    """Outputs of segments of these lengths, memory or cache carried, all under one jit each."""
+    """Outputs of segments of these lengths, and the memory or cache that they carry."""
     core = tiny.compiled(cfg, "core")
     outs, rng = [], np.random.default_rng(seed)
     for t in lengths:
@@ -50,7 +50,7 @@ def test_a_ring_that_wraps_several_times_gives_what_memory_gives(mem_len, seg_le
     rest_slow(2, [(9, 18, 9), (12, 35, 10), (1, 18, 9), (10, 25, 12)]),
 )
 def test_what_is_beyond_the_clamp_is_in_a_ring_of_its_own(clamp_len, mem_len, seg_len, name):
-    """Both rings wrap, after states have moved from the one to the other."""
+    """Both rings wrap, after states have moved from the near ring to the far ring."""
     cfg = tiny.config(**tiny.attention(name), clamp_len=clamp_len, same_length="pytorch")
     cache = gives_what_memory_gives(cfg, mem_len, seg_len, segments=2 * -(-mem_len // seg_len) + 1)
     assert clamp_len <= cache.near.count < clamp_len + seg_len
@@ -72,7 +72,7 @@ def test_for_few_queries_there_is_one_ring():
 
 
 def gives_what_memory_gives(cfg, mem_len, seg_len, segments):
-    """Outputs, and keys and values in the end; gives the cache."""
+    """Compares the outputs, and the final keys and values; returns the cache."""
     lengths = [seg_len] * segments
     want, mems = run(cfg, txl_jax.TransformerXL(cfg).init_mems(ROWS, mem_len), lengths)
     start = txl_jax.TransformerXL(cfg).init_mems(ROWS, mem_len)
@@ -127,7 +127,7 @@ def test_plain_attention_puts_the_keys_of_a_ring_in_order():
 @pytest.mark.integration
 @pytest.mark.parametrize("clamp_len", [-1, 12])
 def test_a_fused_kernel_reads_one_ring_and_gives_what_memory_gives(monkeypatch, clamp_len):
-    """Plain attention stands for the fused kernel, which needs a GPU."""
+    """The implementation ``xla`` stands for the fused kernel, which needs a GPU."""
     monkeypatch.setattr(attention, "may_fuse_cache", lambda c, mesh: True)
     monkeypatch.setattr(attention, "FUSED", {"xla": "cpu"})
     given = []
@@ -137,7 +137,7 @@ def test_a_fused_kernel_reads_one_ring_and_gives_what_memory_gives(monkeypatch, 
         return attend(x, *rest)
 
     monkeypatch.setattr(attention, "attend", recorded)
-    # A rate that no other test has, so that no compiled program is used again.
+    # No other test has this rate, so that no compiled program is used again.
     cfg = tiny.config(clamp_len=clamp_len, same_length="pytorch", dropatt=0.0625)
     start = txl_jax.TransformerXL(cfg).init_mems(ROWS, 35)
     want, _ = run(cfg, start, [10] * 9)

@@ -1,4 +1,4 @@
-"""Rows of a batch never touch one another: batch-mates, resets, unequal lengths."""
+"""Rows of a batch are independent of each other, also with resets and unequal lengths."""
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ FILLED, MEM_LEN, SEG_LEN = (0, 2, 5), 5, 4
 
 
 def segment(cfg, seed=0):
-    """Tokens, targets and a memory of unequal rows."""
+    """Tokens, targets, and a memory whose rows are filled unequally."""
     tokens, targets = tiny.tokens(cfg, 6, SEG_LEN, seed).reshape(2, 3, SEG_LEN)
     return tokens, targets, tiny.memory(cfg, FILLED, MEM_LEN, seed)
 
@@ -41,7 +41,7 @@ def fresh(cfg):
 
 
 def alone(cfg, tokens, targets, mems, b, **extra):
-    """Row b in a batch of its own."""
+    """Runs row b in a batch of its own."""
     return run(cfg, tokens[[b]], targets[[b]], row_of(mems, b), **extra)
 
 

@@ -1,4 +1,4 @@
-"""Sampled softmax: its formula for known draws, and what it tends to with many."""
+"""The sampled softmax equals its formula for known draws, and the softmax for many draws."""
 
 import jax
 import numpy as np
@@ -29,12 +29,12 @@ def probability(word):
     ids=["all_distinct", "some_again", "one_word"],
 )
 def test_training_scores_against_the_distinct_words_drawn(monkeypatch, drawn):
-    """The uniform numbers are chosen: each in the middle of its word's share of the line."""
+    """The test sets the uniform numbers: each is in the middle of its word's interval."""
     before = np.concatenate([[0], np.cumsum(probability(np.arange(13)))])
     middle = np.array([(before[k] + before[k + 1]) / 2 for k in drawn[::-1]], np.float32)
 
     def uniform(key, shape=(), *args, **kwargs):
-        assert shape == (8,)  # 2n
+        assert shape == (8,)  # 2 x sample_softmax
         return jax.numpy.asarray(middle)
 
     monkeypatch.setattr(jax.random, "uniform", uniform)
@@ -54,7 +54,7 @@ def test_scoring_is_exact():
 
 
 def test_with_every_word_drawn_training_is_exact_too():
-    """Of 8,000 draws the rarest word, P = 0.028, is missed with a chance of 10^-98."""
+    """8,000 draws miss the rarest word, P = 0.028, with a probability of 10^-98."""
     np.testing.assert_allclose(
         nll(tiny.config(sample_softmax=4000), train=True), nll(EXACT), atol=1e-5
     )

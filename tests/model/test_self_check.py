@@ -1,7 +1,7 @@
-"""The self-check runs the attention that a run has planned, and a failure is not the run's end.
+"""The self-check runs a run's planned attention; with ``auto``, a failure does not end the run.
 
-Fused kernels are replaced by functions on the CPU; TPUs and GPUs that are not there are compiled
-for, where their compilers are installed.
+Fused kernels are replaced by functions on the CPU. Other tests compile for absent TPUs and GPUs,
+where their compilers are installed.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ def config(**changes) -> TransformerXLConfig:
 
 @pytest.fixture
 def kernel(monkeypatch, tmp_path):
-    """A TPU's kernel on this CPU, which records the inputs it is traced with; see ``fails``."""
+    """A fake kernel for TPUs; ``seen`` has its traced inputs, and ``fails`` changes its result."""
     fake: Any = types.SimpleNamespace(seen=[], fails=lambda out: out)
     fake.supports = lambda x: None
 
@@ -112,7 +112,7 @@ def test_a_failure_of_a_kernel_that_the_user_named_is_an_error(kernel, how):
 
 def test_nothing_is_checked_where_the_plan_is_no_fused_kernel(kernel):
     kernel.fails = raises
-    check(config(), seg_len=64)  # too short
+    check(config(), seg_len=64)  # too short for a fused kernel
     check(config(kernel="xla"))
     check(config(kernel="reference"))
     assert kernel.seen == []
@@ -210,7 +210,7 @@ def test_the_result_of_one_attention_is_not_that_of_another(kernel, change):
 
 @pytest.mark.parametrize("name", FUSED)
 def test_the_result_depends_on_every_module_of_the_kernel(name):
-    """On those that its module imports, too: ``triton_tiles`` of ``triton``."""
+    """It also depends on imported modules, such as ``triton_tiles`` for ``triton``."""
     found = self_check._sources(name)
     code = next(file for file in found if file.stem == name).read_text("utf-8")
     imported = re.findall(r"txl_jax\.model\.kernels(?:\.| import )(\w+)", code)
@@ -264,7 +264,7 @@ print(json.dumps({**last, "devices": mesh.size}), flush=True)
 
 
 def two_processes(folder, how) -> list[Any]:
-    """What each of two processes with two devices says at the end of a self-check."""
+    """What each of two processes with two devices prints about its self-check."""
     address = f"127.0.0.1:{free_port()}"
     settings = {"JAX_NUM_CPU_DEVICES": "2", "JAX_COMPILATION_CACHE_DIR": str(folder)}
     started = [
@@ -320,7 +320,7 @@ def test_two_processes_take_one_decision_and_one_keeps_it(how, words, tmp_path):
 
 
 # --------------------------------------------------------------------------------------
-# For devices that are absent.
+# Compilation for absent devices.
 
 FORMS = [
     {"dtype": "bfloat16", "dropatt": 0.1, "scan_layers": True},
@@ -356,7 +356,7 @@ def test_it_compiles_for_gpus_on_a_mesh(eight_gpus, form):
 
 @pytest.mark.integration
 def test_float32_products_that_must_not_be_rounded_are_fused_too(eight_gpus):
-    """They have three parts of TF32, which keep the promise of `highest`."""
+    """Each is computed from three parts in TF32, which is as exact as ``highest`` promises."""
     c = config(d_head=64, dropatt=0.1)
     on = training_mesh(experiment(**{"mesh.data": -1}), eight_gpus)
     planned = lambda c: self_check.planned(c, on, 8, 128, 128, train=True)

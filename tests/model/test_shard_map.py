@@ -1,4 +1,4 @@
-"""The model inside of the user's own ``jax.shard_map``, which checks how arrays vary."""
+"""The model inside the user's own ``jax.shard_map``, which checks how arrays vary by device."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ TRAINED: dict[str, dict] = {
 
 
 def sharded(function, n_rows):
-    """A function of variables and ``n_rows`` arrays with rows, on four devices."""
+    """Compiles a function of variables and ``n_rows`` arrays whose rows four devices share."""
     mesh = jax.make_mesh((DEVICES,), ("d",), (AxisType.Auto,), devices=jax.devices()[:DEVICES])
     rows = (P("d"),) * n_rows
     specs: Any = {"mesh": mesh, "in_specs": (P(), *rows), "out_specs": (P(), P("d"))}
@@ -44,7 +44,7 @@ def sharded(function, n_rows):
 
 
 def losses_and_gradient(cfg, total, seg_len, mem_len=5, **options):
-    """A function of variables, tokens, states of memory [B,L,M,D], its filling and resets."""
+    """A function of variables, tokens, memory's states [B,L,M,D] and filled slots, and resets."""
 
     def run(variables, tokens, hidden, filled, reset):
         mems = tiny.memory(cfg, (0,), mem_len).replace(hidden=hidden.swapaxes(0, 1), filled=filled)
@@ -94,14 +94,14 @@ def test_losses_in_several_blocks_and_tiles_are_those_of_one_device(monkeypatch)
 
 @pytest.mark.integration
 def test_a_long_segment_gives_what_one_device_gives():
-    """Its queries are several groups, which are computed in order."""
+    """Its queries are in several groups, which are computed one after another."""
     assert_equal(tiny.config(n_layer=1), 200)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", TRAINED)
 def test_training_runs_on_every_device(form):
-    """Each device draws the same dropout for its own rows, as one device does for each part."""
+    """All devices draw the same dropout, so each gives what one device gives for its rows alone."""
     cfg = tiny.config(n_layer=1, **TRAINED[form])
     given = inputs(cfg, 6)
     options = {"train": True, "rngs": {"dropout": jax.random.key(0)}}

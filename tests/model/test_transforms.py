@@ -79,7 +79,7 @@ def test_vmap_over_parameters_equals_each_model_by_itself():
 
 @pytest.mark.integration
 def test_vmap_of_the_gradient_with_clusters_equals_each_model_by_itself():
-    """Each has other targets: every model runs as many blocks as the fullest cluster needs."""
+    """Their targets differ; each model runs as many blocks as the fullest cluster of any needs."""
     tokens, targets, _ = inputs()
     targets = np.stack([np.full((3, 4), 12), targets[0]]).astype(np.int32)
     mems = txl_jax.TransformerXL(CLUSTERS).init_mems(3, 0)
@@ -104,7 +104,7 @@ CLOSED_OVER["sampled"] = {"sample_softmax": 3}
 
 @pytest.mark.parametrize("name", CLOSED_OVER)
 def test_parameters_may_be_numpy_arrays_that_a_program_closes_over(name):
-    """As conversion gives them."""
+    """Conversion of published weights returns NumPy arrays."""
     cfg = tiny.config(**CLOSED_OVER[name])
     variables, nll = tiny.variables(cfg), tiny.apply(cfg, "nll")
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(variables))

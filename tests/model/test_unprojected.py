@@ -1,4 +1,4 @@
-"""Segments of few tokens attend to states that are not projected, as to projected ones."""
+"""Segments of few tokens attend to unprojected states, with the results of projected ones."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ def both(seg_len, **changes):
 
 
 def outcome(cfg, variables, mems, inputs, reset):
-    """The states and the gradient of a number that depends on each of them."""
+    """The gradient of a weighted sum of the states, and the states and new memory."""
     core = tiny.apply(cfg, "core")
     weights = np.random.default_rng(1).standard_normal(inputs.shape).astype(np.float32)
 
@@ -58,7 +58,7 @@ def test_outputs_and_gradients_are_those_of_projected_states(name, seg_len):
         got = outcome(cfg, variables, mems, inputs, reset)
         want = outcome(projected, variables, mems, inputs, reset)
         for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-            # Other products are rounded in another order, by 1e-5 of the largest entry.
+            # Other products are rounded differently, by up to 1e-5 of the largest entry.
             bound = 1e-5 * max(1.0, float(np.abs(b).max()))
             np.testing.assert_allclose(a, b, rtol=0, atol=bound)
 

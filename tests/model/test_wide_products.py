@@ -1,4 +1,4 @@
-"""Products of bfloat16 factors on a CPU are those of float32 that is rounded once, and run fast."""
+"""On a CPU, products of bfloat16 factors are float32 products that are rounded once, and fast."""
 
 import functools
 import itertools
@@ -15,7 +15,7 @@ from txl_jax.model import scores, wide_products
 from txl_jax.parallel import platforms
 from txl_jax.parallel.platforms import cpu_has_bfloat16
 
-STEP = 2.0**-8  # of a bfloat16 number, relative to the largest number of its row or less
+STEP = 2.0**-8  # the largest relative error of rounding to bfloat16
 
 units = pytest.mark.skipif(not cpu_has_bfloat16(), reason="this processor has no bfloat16 units")
 

@@ -1,4 +1,4 @@
-"""With JAX's 64-bit types enabled, types and values are the documented ones, as without them."""
+"""With JAX's 64-bit types enabled, types and values are the documented ones, as by default."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def types_of(tree):
 def everything(cfg, seg_len=6, dtype="float32"):
     """A function of a key that draws parameters, and returns them and what all methods give.
 
-    The parameters become ``dtype``.
+    The parameters are cast to ``dtype``.
     """
     model = txl_jax.TransformerXL(cfg)
     tokens, lengths = tiny.tokens(cfg, 2, seg_len).astype(np.int64), np.array([seg_len, 3])
@@ -72,7 +72,7 @@ def everything(cfg, seg_len=6, dtype="float32"):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_every_method_gives_the_documented_types_and_values(form):
-    """Initial parameters and dropout are the same draws."""
+    """Initial parameters and dropout masks are the same as without 64-bit types."""
     seg_len = 150 if form == "40,000 words" else 6
     cfg = tiny.config(**{"n_layer": 1, "dropout_embedding": 0.2, **DROPOUT, **FORMS[form]})
     key = jax.random.key(0)
@@ -82,7 +82,7 @@ def test_every_method_gives_the_documented_types_and_values(form):
     assert types_of(got) <= DOCUMENTED
     assert types_of(got[0]) == {"float32"}
     same = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    drawn = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6)  # the compiler rounds
+    drawn = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6)  # equal but for rounding
     jax.tree.map(drawn, got[0], want[0])
     jax.tree.map(same, got[1], want[1])
 
@@ -178,7 +178,7 @@ RUNS = [
 
 @pytest.mark.slow
 def test_a_run_has_the_parameters_and_results_that_it_has_without_the_flag(tmp_path):
-    """Training, checkpoints, evaluation, scoring and generation, in processes of their own."""
+    """Compares training, checkpoints, evaluation, scoring and generation in separate processes."""
     (tmp_path / "run.py").write_text(RUN)
     (tmp_path / "cats.txt").write_text("the cat sat on the mat\na dog ran off\n" * 400)
 

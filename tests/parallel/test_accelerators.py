@@ -1,7 +1,7 @@
-"""A GPU or TPU that is there but does not start is never replaced by the CPU in silence.
+"""If a GPU or TPU is present but does not start, the CPU never replaces it silently.
 
-No accelerator is needed: files under another root, a false nvidia-smi and a plugin that fails stand
-for the machines.
+No accelerator is needed: files under another root, a fake nvidia-smi and a plugin that fails
+simulate the machines.
 """
 
 import os
@@ -33,7 +33,7 @@ def program(path, text):
 
 
 def nvidia_smi(folder, driver="580.95.05", capability="9.0"):
-    """A false nvidia-smi; the value of PATH that has it."""
+    """Writes a fake nvidia-smi; returns a value of PATH that starts with its folder."""
     answer = f'[ "$1" = -L ] && echo "GPU 0: a GPU" || echo "{driver}, {capability}"'
     program(folder / "nvidia-smi", answer)
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
@@ -41,7 +41,7 @@ def nvidia_smi(folder, driver="580.95.05", capability="9.0"):
 
 @pytest.fixture
 def broken(tmp_path):
-    """Runs Python beside a false nvidia-smi, with a CUDA plugin that fails as without cuDNN."""
+    """A function that runs Python with a fake nvidia-smi and a plugin that fails without cuDNN."""
     plugin = tmp_path / "plugin" / "jax_plugins" / "xla_broken" / "__init__.py"
     plugin.parent.mkdir(parents=True)
     plugin.write_text(PLUGIN)
@@ -109,7 +109,7 @@ def test_training_and_loading_in_python_start_the_devices_first(monkeypatch, tmp
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A machine whose files, programs and packages are given; nothing else is seen."""
+    """A function that simulates a machine with the given files, nvidia-smi and packages only."""
     for name in ("CUDA_VISIBLE_DEVICES", "TPU_LIBRARY_PATH", *accelerators._TPU_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     root, tools = tmp_path / "root", tmp_path / "tools"
@@ -130,7 +130,7 @@ def machine(monkeypatch, tmp_path):
 
 
 def started(monkeypatch, platforms, backend):
-    """``start_devices`` where JAX starts a backend, or raises an error."""
+    """Calls ``start_devices`` where JAX starts ``backend``, or raises it if it is an error."""
 
     def default_backend():
         if isinstance(backend, Exception):
@@ -286,7 +286,7 @@ def test_an_accelerator_that_starts_is_no_message(machine, monkeypatch, capsys, 
 @pytest.mark.integration
 @pytest.mark.parametrize("extras", ["", "cuda13"])
 def test_a_false_nvidia_smi_without_a_plugin_ends_gpu_node_with_the_reason(tmp_path, extras):
-    """The environment's Python is this one, and its pip installs nothing."""
+    """The virtual environment runs this Python, and its pip installs nothing."""
     venv = tmp_path / "venv"
     program(venv / "bin" / "python", f'[ "$2" = pip ] || exec {sys.executable} "$@"')
     environment = {**os.environ, "PATH": nvidia_smi(tmp_path / "tools")}

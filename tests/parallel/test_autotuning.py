@@ -1,4 +1,4 @@
-"""The autotuner's choices stay with a run, and runs of one program share it."""
+"""The autotuner's choices stay with a run, and runs of one program share its compiled form."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ def program(n=3):
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch, tmp_path):
-    """The devices count as GPUs; the folder beside which programs are kept."""
+    """Makes the devices count as GPUs, and returns the folder of compiled programs."""
     monkeypatch.setattr(autotuning, "platform_of", lambda mesh: "gpu")
     before = jax.config.values["jax_compilation_cache_dir"]
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "compiled"))
@@ -30,7 +30,7 @@ def cache(monkeypatch, tmp_path):
 
 
 def compiled(file, chosen=None, lowered=None):
-    """Compiles a program; XLA writes its choices if it has none. Returns those in the folder."""
+    """Adds the missing files of ``chosen``, as XLA would; returns the folder and its files."""
     with kept_choices(lowered or program(), ONE_DEVICE, str(file)) as options:
         assert options is not None
         folder = Path(str(options["xla_gpu_per_fusion_autotune_cache_dir"]))

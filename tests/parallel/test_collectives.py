@@ -1,4 +1,4 @@
-"""Devices exchange gradients and sums, once, and nothing only to order operations."""
+"""Devices exchange gradients and sums once, and nothing merely to order operations."""
 
 import re
 from typing import Any
@@ -56,7 +56,7 @@ def of_update(**changes) -> dict[str, tuple[int, int]]:
 
 
 def of_scoring(**changes) -> dict[str, tuple[int, int]]:
-    """The same of a scored segment."""
+    """The number of collectives of each kind in a scored segment, and their bytes."""
     exp = experiment(**changes)
     mesh, p = make_mesh(exp.mesh, exp.model, exp.evaluate.batch_size), exp.evaluate
     shapes, text = param_shapes(exp.model), _zeros(p.batch_size, p.seg_len)
@@ -91,7 +91,7 @@ def test_a_sampled_softmax_exchanges_what_the_whole_softmax_does():
 @pytest.mark.integration
 @pytest.mark.parametrize("mesh", [ROWS, BOTH], ids=["rows", "rows and heads"])
 def test_writing_to_the_rings_of_a_cache_needs_no_collective(mesh):
-    """Two rings, one for the distances beyond ``clamp_len``, instead of one."""
+    """A cache has one ring, or with ``clamp_len`` a second one for the distances beyond it."""
     lengths = {"evaluate.seg_len": 16, "evaluate.mem_len": 64}
     one = of_scoring(**mesh, **lengths)
     two = of_scoring(**mesh, **lengths, **{"evaluate.clamp_len": 20})
@@ -99,13 +99,13 @@ def test_writing_to_the_rings_of_a_cache_needs_no_collective(mesh):
 
 
 # --------------------------------------------------------------------------------------
-# Four devices that are not there.
+# Four absent devices.
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("topology", ["v5e:2x2", "h100:1x1x4"])
 def test_absent_devices_exchange_gradients_and_sums_alone(tmp_path, topology):
-    """By XLA's attention, with a sampled softmax, and with the two rings of a cache."""
+    """The programs have XLA's attention, a sampled softmax, and a cache with two rings."""
     check_compiler(topology)
     config = f"--config={write_config(tmp_path)}"
     flags: tuple[str, ...] = ("--mode=compile", f"--topology={topology}", "--config.mesh.data=-1")

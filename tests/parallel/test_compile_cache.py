@@ -13,7 +13,7 @@ from txl_jax.parallel.compile_cache import keep_compiled_programs, remove_longes
 
 @pytest.fixture
 def unset():
-    """JAX as without any setting; put back afterwards."""
+    """Removes JAX's setting of a cache folder, and restores it afterwards."""
     before = jax.config.values["jax_compilation_cache_dir"]
     jax.config.update("jax_compilation_cache_dir", None)
     yield
@@ -56,7 +56,7 @@ def test_other_processors_have_a_folder_of_their_own(unset, tmp_path, monkeypatc
 
 
 # --------------------------------------------------------------------------------------
-# No more than so many bytes.
+# The limit on the bytes of the cache.
 
 
 def programs(folder, **sizes):
@@ -74,7 +74,7 @@ def there(folder):
 def test_the_longest_unused_go_until_the_rest_is_within_the_limit(tmp_path):
     programs(tmp_path, a=30, b=30, c=30, d=30)
     (tmp_path / "notes").write_bytes(b"x" * 500)  # not a program
-    os.utime(tmp_path / "a-cache", (9 * 86400, 0))  # was read last
+    os.utime(tmp_path / "a-cache", (9 * 86400, 0))  # it was read last
     remove_longest_unused(tmp_path, 90)
     assert there(tmp_path) == ["a-cache", "c-cache", "d-cache", "notes"]
     remove_longest_unused(tmp_path, 89)

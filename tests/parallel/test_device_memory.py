@@ -50,7 +50,7 @@ MIB = 2**20
 
 @pytest.fixture(autouse=True)
 def small_machine(monkeypatch):
-    """A machine of 16 GiB, whatever this one has."""
+    """Makes this machine appear to have 16 GiB of memory."""
     monkeypatch.setattr(machine, "host_memory", lambda: 16 * GIB)
 
 
@@ -60,11 +60,11 @@ def check_memory_of(exp):
 
 
 def trained(**changes) -> Any:
-    """What the checks of the analyses read of a trained model."""
+    """A stand-in for a trained model, with the attributes that the checks read."""
     return SimpleNamespace(config=override(BASE, changes), vocab=Vocab.from_chars(["abc\n"]))
 
 
-# The figures.
+# The memory of hosts and devices.
 
 
 def test_the_memory_of_this_host_is_known():
@@ -83,7 +83,7 @@ def test_a_container_has_its_own_limit(monkeypatch, tmp_path):
 
 
 class Unlike(txl_jax.TransformerXLConfig, key="model"):
-    """Of a change of the model after which its layers are not alike (docs/change.md)."""
+    """The config of a changed model whose layers are not alike (docs/change.md)."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -172,7 +172,7 @@ class Accelerator:
         self.stats = {"bytes_in_use": in_use, "bytes_limit": limit}
 
     def memory_stats(self):
-        """As of a ``jax.Device``."""
+        """Returns the statistics as a ``jax.Device`` does."""
         return self.stats
 
 
@@ -264,7 +264,7 @@ def test_devices_share_what_they_divide_and_a_host_its_memory(monkeypatch):
     large = {"model.d_inner": 100_000, "model.d_model": 4096, "train.batch_size": 8}
     alone = override(BASE, {**large, "model.n_layer": 1})
     of_mesh = override(alone, {"mesh.data": 1, "mesh.fsdp": 8})
-    for exp in (alone, of_mesh):  # on one host eight parts are as much as the whole
+    for exp in (alone, of_mesh):  # on one host, eight parts need as much as the whole
         check_memory_of(exp)
     monkeypatch.setattr(machine, "host_memory", lambda: 10 * GIB)
     for exp in (alone, of_mesh):
@@ -277,7 +277,7 @@ def test_a_machine_of_unknown_memory_refuses_nothing(monkeypatch):
     check_memory_of(override(BASE, {"train.mem_len": 1_000_000, "train.batch_size": 64}))
 
 
-# Where it is refused.
+# Refusals come before texts are read and arrays are made.
 
 
 def test_training_is_refused_before_its_text_is_read(tmp_path):
@@ -333,7 +333,7 @@ def test_an_update_in_parts_needs_less_memory(monkeypatch, tmp_path):
 @pytest.mark.parametrize("scanned", [False, True])
 @pytest.mark.integration
 def test_a_resumed_state_is_in_memory_once_and_counted_once(scanned, monkeypatch, tmp_path):
-    """A checkpoint's layers are not stacked: they go when those of the run are made of them."""
+    """Layers in a checkpoint are not stacked; they are freed once the run's layers are made."""
     settings = {"model.scan_layers": scanned, "checkpoint.every": 6}
     tiny_runs.run(tmp_path, tmp_path / "run", **settings, **{"train.steps": 12})
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "12")

@@ -1,6 +1,7 @@
-"""Several processes whose devices do not divide a batch's rows repeat work, and no number changes.
+"""If the devices of several processes do not divide a batch's rows, they repeat work.
 
-The axis ``copies`` of the mesh has the groups of devices that do the same.
+The results stay the same. The axis ``copies`` of the mesh is over the groups of devices that do the
+same work.
 """
 
 import functools
@@ -28,7 +29,7 @@ from txl_jax.parallel.shardings import (
 
 
 class OfProcess:
-    """A device of one of two processes or more, as far as a mesh is checked."""
+    """A stand-in for a device of a process, with the attributes that the checks of a mesh read."""
 
     def __init__(self, process, platform):
         self.process_index, self.platform = process, platform
@@ -40,7 +41,7 @@ def of_processes(n, each, platform="tpu") -> Any:
 
 @pytest.fixture
 def noted(monkeypatch):
-    """``jax.make_mesh`` only notes the sizes of the axes and the number of devices."""
+    """Makes ``jax.make_mesh`` return only the sizes of the axes and the number of devices."""
     note = lambda shape, names, *_, devices: (dict(zip(names, shape, strict=True)), len(devices))
     monkeypatch.setattr(jax, "make_mesh", note)
 
@@ -63,7 +64,7 @@ def noted(monkeypatch):
     ],
 )
 def test_all_devices_of_several_processes_take_part(settings, batch, parts, sizes, platform, noted):
-    """Two processes of four devices; without copies, the mesh is that of one process."""
+    """There are two processes of four devices; without repeated work the mesh has no ``copies``."""
     c, cfg, devices = MeshConfig(**settings), TransformerXLConfig(), of_processes(2, 4, platform)
     names = ("copies", "data", "fsdp", "tensor")[-len(sizes) :]
     made = make_mesh(c, cfg, batch, parts, devices)
@@ -146,7 +147,7 @@ def test_gradients_and_losses_with_copies_are_those_of_one_device(mesh, output, 
 
 @pytest.mark.slow
 def test_two_processes_whose_devices_do_not_divide_the_rows_train_as_one(tmp_path):
-    """Two processes of four devices, six rows: two devices share them, four times."""
+    """Two of the eight devices share the six rows, and three other pairs repeat their work."""
     changes: Any = {
         "model.n_layer": 1,
         "model.dropout": 0.1,

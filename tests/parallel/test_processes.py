@@ -1,7 +1,7 @@
-"""Several processes do what one does: the same numbers, one set of files, one end.
+"""Several processes do what one does: they compute the same, write once and end together.
 
 They are started as a user starts them, and find each other over loopback. Every wait has a limit,
-so that a hang is a failure.
+so that a test fails if a process hangs.
 """
 
 import json
@@ -45,12 +45,12 @@ LONG: dict[str, Any] = {
     "generate.length": 0,
     "mesh.data": -1,
 }
-"""Steps for some seconds: a notice is looked for once a second."""
+"""A run of some seconds, because processes look for a notice to stop once a second."""
 
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory):
-    """A text, a config of it, and what one process on one device makes of it, as a state."""
+    """A text's folder, a config for it, and the final state of one process on one device."""
     folder = tmp_path_factory.mktemp("short")
     config = write_config(folder, **SHORT)
     run(folder, folder / "one", **{**SHORT, "mesh.data": 1})
@@ -59,7 +59,7 @@ def short(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two(short):
-    """The workdir of two processes, and what they said."""
+    """The workdir of a run by two processes, and what they printed."""
     folder, config, _ = short
     outputs = ran(folder / "said", 2, f"--config={config}", f"--workdir={folder / 'two'}")
     return folder / "two", outputs
@@ -67,7 +67,7 @@ def two(short):
 
 @pytest.fixture(scope="module")
 def fsdp(short):
-    """The workdir of two processes with two devices each, parameters cut over the two."""
+    """The workdir of two processes with two devices each; every two devices share parameters."""
     folder, config, _ = short
     arguments = (f"--config={config}", f"--workdir={folder / 'fsdp'}", "--config.mesh.fsdp=2")
     ran(folder / "said", 2, *arguments, devices=2, spy=folder / "fsdp-read")
@@ -220,7 +220,7 @@ def test_one_process_waits_for_no_other(monkeypatch):
 
 @pytest.mark.parametrize("outer", [processes.on_process_zero, processes.process_zero_first])
 def test_work_of_process_zero_must_not_wait_for_others(outer):
-    """With several processes it would wait for ever; one process shows it as an error."""
+    """With several processes it would wait forever; with one process it is an error as well."""
     inner = [
         lambda: processes.on_process_zero(int),
         lambda: processes.process_zero_first(int),
@@ -233,7 +233,7 @@ def test_work_of_process_zero_must_not_wait_for_others(outer):
 
 
 def test_saving_does_not_ask_whether_to_stop(tmp_path, monkeypatch):
-    """JAX counts who asks; Orbax would ask with numbers of its own, and a notice could be lost."""
+    """Training numbers its questions to JAX; Orbax's own numbers could make JAX lose a notice."""
     asked: list[int] = []
     name = "jax.experimental.multihost_utils.reached_preemption_sync_point"
     monkeypatch.setattr(name, asked.append)
@@ -261,7 +261,7 @@ def test_four_processes_train_as_one_and_go_on_from_two(short, fsdp):
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory):
-    """A text, a config of some seconds, and the workdir of two processes that were let be."""
+    """A folder with a text and ``whole``, a workdir of two uninterrupted processes; its config."""
     folder = tmp_path_factory.mktemp("long")
     config = write_config(folder, **LONG)
     ran(folder, 2, f"--config={config}", f"--workdir={folder / 'whole'}")
@@ -329,7 +329,7 @@ def test_an_error_of_process_0_ends_all_with_its_text(short, two, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_that_slurm_starts_evaluate_as_one(two, tmp_path):
-    """Also with dynamic evaluation, and with warmed-up streams."""
+    """This includes dynamic evaluation, and streams that are warmed up."""
     learning = ("rule=rms", "learning_rate=1e-3", "statistics=3")
     changes = [f"--config.evaluate.dynamic.{change}" for change in learning]
     found = []
@@ -372,7 +372,7 @@ def test_two_processes_generate_as_one_does(two, tmp_path):
 def test_several_cpu_devices_keep_the_order_of_collectives(
     monkeypatch, devices, platforms, flags, address, expected
 ):
-    """Otherwise devices wait in different collectives now and then, and XLA aborts the process."""
+    """Otherwise devices sometimes wait in different collectives, and XLA aborts the process."""
     settings = {"jax_num_cpu_devices": devices, "jax_platforms": platforms}
     monkeypatch.setattr(type(jax.config), "values", settings)
     monkeypatch.setenv("XLA_FLAGS", flags)
@@ -384,7 +384,7 @@ def test_several_cpu_devices_keep_the_order_of_collectives(
 
 @pytest.mark.slow
 def test_a_mesh_of_cpu_devices_trains_from_cached_programs_without_a_deadlock(tmp_path):
-    """XLA aborted about every second such run; a program from the cache has no options."""
+    """Without the flag XLA aborted about every second run; cached programs ignore their options."""
     mesh = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.scan_layers": True}
     config = write_config(tmp_path, **mesh)
     cache = str(tmp_path / "compiled")

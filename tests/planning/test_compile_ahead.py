@@ -103,7 +103,7 @@ def test_arguments_are_the_state_and_validation_leaves_the_rest_of_it():
     assert held["train"] == pytest.approx(3 * parameters + memory, abs=slack)
 
     def scoring(rows, mem_len):
-        """Parameters but those of positions; keys, values and positions, projected."""
+        """Parameters but those that project positions; and projected keys, values and positions."""
         slots = -(-mem_len // T) * T
         projected = 2 * 32 * 4 * (2 * rows * slots + slots + T)
         return pytest.approx(parameters - 2 * 32 * 32 * 4 + projected, abs=slack)
@@ -142,13 +142,13 @@ def test_formula_is_near_the_compilers_count_where_no_loop_hides_any(changes):
     if changes.get("model.attention") == "absolute":
         changes = {**changes, "validate.mem_len": 0, "evaluate.mem_len": 0}
     p = train_program(**changes)
-    # The compiler also counts softmax, norms and the optimizer; the formula also gradients of
-    # memory and softmax once more, which one block of rows does not need.
+    # Only the compiler counts softmax, norms and the optimizer. Only the formula counts gradients
+    # of memory, and a recomputed softmax, which a single block of rows does not need.
     assert 0.8 < p.compiler_flops / (p.flops.model + p.flops.recomputed) < 1.25
 
 
 def of_projecting_memory(rows, mem_len):
-    """Operations of keys, values and position vectors that a cache has already."""
+    """Operations that project the keys, values and position vectors that a cache already has."""
     return 2 * 32 * 32 * (4 * mem_len * rows + 2 * (mem_len + T))
 
 
@@ -173,7 +173,7 @@ def test_a_device_computes_its_rows_rounded_up_and_its_heads():
     for name, rows in (("train", B), ("evaluate", 3)):
         whole = one[name].flops.device
         assert whole == one[name].flops.model + one[name].flops.recomputed
-        # 1 of the rows, and the projection of positions, which every device makes for itself
+        # one row's share, and the projection of positions, which every device computes
         assert 1 <= eight[name].flops.device / (whole / rows) < 1.7
     halved = train_program(**{"mesh.tensor": 2})
     assert halved.flops.device == one["train"].flops.device / 2
@@ -188,7 +188,7 @@ def test_a_segment_that_is_learnt_from_has_three_passes():
 
 @pytest.mark.integration
 def test_evaluation_is_of_layers_one_by_one():
-    """As ``load`` gives them: none is in a loop, where the compiler counts it once."""
+    """``load`` unstacks the layers: none is in a loop, whose body the compiler counts once."""
     scanned = compiled(**{"model.scan_layers": True})
     looped, one_by_one = (scanned[name] for name in ("validate", "evaluate"))
     assert looped.compiler_flops < 0.75 * looped.flops.model
@@ -244,7 +244,7 @@ def test_a_data_mesh_sums_the_gradient_and_nothing_else_of_size():
     exp = experiment(**{"mesh.data": 8})
     (found,) = train_program(**{"mesh.data": 8}).collectives
     assert found.kind == "all-reduce"
-    # A word's vector is summed as input and as output; at this size [K,D] arrays count as well.
+    # Gradients of words are summed as input and as output; [K,D] arrays matter too here.
     assert 1 <= found.size / (4 * n_parameters(exp)) < 1.4
 
 
@@ -316,7 +316,7 @@ def test_exchanges_are_read_from_loops_in_loops_fusions_and_started_ones():
 
 
 def test_of_a_conditional_the_longest_branch_is_read():
-    """Two devices exchange in branches of one, two and no sums, of which a run takes one."""
+    """Three branches have one, two and no sums over two devices; a run takes one branch."""
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
 
     @jax.jit
@@ -472,7 +472,7 @@ def test_two_passes_with_two_dropout_masks_are_twice_the_operations():
 
 
 def refused(*arguments, **environment):
-    """The last line of what is said; JAX warns of a library's path before."""
+    """The last line on standard error; JAX may warn of a library's path before it."""
     done = call(*arguments, **environment)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
@@ -546,13 +546,13 @@ def test_vocabularies_of_published_corpora_are_known():
     for data, size in sizes.items():
         assert known_vocab_size(data) == size
     exp = experiment(**{"data.name": "enwik8"})
-    assert with_vocab_size(exp).model.vocab_size == 50  # the config's own
+    assert with_vocab_size(exp).model.vocab_size == 50  # as in the config
     unsized = dataclasses.replace(exp, model=dataclasses.replace(exp.model, vocab_size=None))
     assert with_vocab_size(unsized).model.vocab_size == 204
 
 
 # --------------------------------------------------------------------------------------
-# A TPU that is not there.
+# Absent TPUs.
 
 
 SLICES = """\

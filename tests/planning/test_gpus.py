@@ -38,7 +38,7 @@ MESH = {"data": 1, "fsdp": 1, "tensor": 1}
 
 
 # --------------------------------------------------------------------------------------
-# Anywhere.
+# Tests that run anywhere.
 
 
 @pytest.mark.parametrize("topology", ["h200:8", "h200:1x8", "h100:0x1x8", "h200:1x1x8x1", "h200"])
@@ -128,7 +128,7 @@ backend_config={"known_trip_count":{"n":"3"}}
 
 
 class Refusing:
-    """A program that Triton cannot compile, and that cuBLAS can."""
+    """A program that compiles with products of cuBLAS, and not with those of Triton."""
 
     def __init__(self, words):
         self.words = words
@@ -188,14 +188,14 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_attention_is_planned_from_the_inputs_that_the_model_gives(monkeypatch, form):
-    """Every shape, dtype and absent term, as the model's own call has them."""
+    """Shapes, dtypes and missing terms equal those of the model's own call."""
     changes = {"n_layer": 1, "d_model": 16, "n_head": 2, "d_head": 4, "vocab_size": 11}
     settings = {**changes, **FORMS[form]}
     m, c = settings.pop("mem_len", 5), TransformerXLConfig(**settings)
     seen: list[Any] = []
 
     def choose(implementation, x, mesh=None):
-        joined = jax.eval_shape(lambda x: x.joined(), x)  # the model gives memory by itself
+        joined = jax.eval_shape(lambda x: x.joined(), x)  # the model passes memory separately
         shapes = jax.tree.map(jnp.shape, joined.replace(mask=None))
         seen.append((shapes, x.q.dtype, x.mask.reach, x.mask.mem_len))
         return choice.Choice("reference")
@@ -245,7 +245,7 @@ def test_a_gpu_of_amd_falls_back_and_refuses_the_kernels_of_nvidia(platform, cap
     ("kind", "fused"), [("TPU v4", False), ("TPU v5 lite", True), ("TPU v6 lite", True)]
 )
 def test_a_tpu_before_v5_falls_back(kind, fused):
-    """Mosaic compiles rolls with a stride from v5 on."""
+    """The kernel needs strided rolls, which Mosaic compiles for TPU v5 and later."""
     device = types.SimpleNamespace(platform="tpu", device_kind=kind)
     mesh: Any = types.SimpleNamespace(devices=np.array([device]), shape=MESH)
     c = TransformerXLConfig(vocab_size=11, d_head=16, dtype="bfloat16")
@@ -313,7 +313,7 @@ def test_a_run_tells_the_default_rate_of_an_optimizer_that_finds_its_own():
 
 
 # --------------------------------------------------------------------------------------
-# Where the wheels of the extra compile-cuda are installed.
+# Tests that need the wheels of the extra compile-cuda.
 
 
 def fused_calls(calls) -> int:
@@ -332,7 +332,7 @@ def test_training_compiles_for_a_gpu_with_fused_attention(eight_gpus):
     train, validate, evaluate = programs(eight_gpus[:1], **{"model.scan_layers": True})
     layers = experiment().model.n_layer
     assert train.attention == validate.attention == evaluate.attention == "triton (fused)"
-    assert fused_calls(train.calls) == 6 * layers  # two forward, four of the gradient
+    assert fused_calls(train.calls) == 6 * layers  # two forward, four for the gradient
     assert fused_calls(validate.calls) == 2 * layers
     assert train.compiler_flops is None
     assert train.memory.temp_size_in_bytes > 0
@@ -349,15 +349,15 @@ def test_devices_of_a_mesh_each_run_the_fused_kernel_and_sum_gradients(eight_gpu
 
 
 @pytest.mark.integration
-@pytest.mark.usefixtures("eight_gpus")  # or skips
+@pytest.mark.usefixtures("eight_gpus")  # skips without a compiler
 def test_a_generated_token_reads_each_matrix_and_the_cache_once():
     model = {"d_model": 256, "n_head": 4, "d_head": 64, "d_inner": 1024, "dtype": "bfloat16"}
     changes = {f"model.{key}": value for key, value in model.items()}
     exp = experiment(**changes, **{"generate.mem_len": 64})
     kernels, least = generated_token.token(exp, "h100:1x1x1")
-    matrices = 2 * 2 * (4 * 256 * 256 + 2 * 256 * 1024)  # bytes, layers
+    matrices = 2 * 2 * (4 * 256 * 256 + 2 * 256 * 1024)  # two bytes, two layers
     assert matrices < least < 1.3 * matrices
-    # The rest are the states of the token: less than a fifth.
+    # The states of the token are moved too: less than a fifth.
     assert least < sum(k.moved for k in kernels) < 1.2 * least
 
 
@@ -369,9 +369,9 @@ def test_short_segments_compile_without_the_fused_kernel(eight_gpus):
 
 
 @pytest.mark.integration
-@pytest.mark.usefixtures("eight_gpus", "as_users_compile")  # or skips
+@pytest.mark.usefixtures("eight_gpus", "as_users_compile")  # skips without a compiler
 def test_a_program_that_sorts_many_numbers_compiles_for_an_absent_gpu():
-    """From some 20,000 numbers on, XLA would take a sort of CUB, which asks the absent H100."""
+    """Above some 20,000 numbers, XLA would use CUB's sort, which queries the absent H100."""
     (device,) = topology_devices("h100:1x1x1")
     x = jax.ShapeDtypeStruct(
         (50_000,), jnp.float32, sharding=jax.sharding.SingleDeviceSharding(device)
@@ -402,7 +402,7 @@ def test_several_seeds_run_the_fused_kernel_one_after_the_other(eight_gpus):
 
 @pytest.mark.integration
 def test_jax_triton_alone_still_has_no_gradient_with_the_newest_jax(eight_gpus, monkeypatch):
-    """If this fails, jax-triton works with JAX 0.12: remove what triton.launch says of it."""
+    """If this fails, jax-triton works with JAX 0.12: correct the docstring of triton.launch."""
     if jax.__version_info__ < (0, 12):
         pytest.skip("jax-triton has the rule that JAX before 0.12 needs")
     monkeypatch.setattr(jax.custom_batching, "sequential_vmap", lambda call: call)

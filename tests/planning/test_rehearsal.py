@@ -1,4 +1,4 @@
-"""Every program of a run compiles for accelerators that are not at hand, as the command does it."""
+"""The command compiles every program of a run for accelerators that are not at hand."""
 
 import os
 import re
@@ -26,11 +26,11 @@ SIZES = {
 
 
 PLAIN = {"model.kernel": "reference", "model.scan_layers": False, "generate.length": 0}
-"""The plain form of every program: whole scores, layers one by one."""
+"""The plain form of every program: all attention scores at once, layers one by one."""
 
 
 def compiled(folder, topology, form, dtype, **changes):
-    """What ``--mode=compile`` says of a small run, after it ended with exit code 0."""
+    """The output of ``--mode=compile`` for a small run; its exit code must be 0."""
     settings = {f"model.{key}": value for key, value in FORMS[form].items()}
     settings |= NO_MEMORY if form.startswith("absolute") else {}
     config = write_config(folder, **{**SIZES, **settings, "model.dtype": dtype, **changes})
@@ -59,7 +59,7 @@ def require(topology):
 
 
 def walk(folder, topology, form, dtypes):
-    """Compiles every program of a form, and checks what is said of each."""
+    """Compiles every program of a form, and checks what the command prints about each."""
     require(topology)
     for dtype in dtypes:
         told = compiled(folder, topology, form, dtype)
@@ -76,7 +76,7 @@ def walk(folder, topology, form, dtypes):
 
 
 def check_collectives(told, plain):
-    """No program exchanges more, or otherwise, than its plain form; the self-check has none."""
+    """No program exchanges more of any kind than its plain form, which the self-check lacks."""
     found, allowed = collectives(told), collectives(plain)
     assert any(allowed.values()), plain  # several devices share the work
     for name, bytes_of_kind in found.items():
@@ -86,7 +86,7 @@ def check_collectives(told, plain):
 
 
 def collectives(told):
-    """The bytes of each kind of collective of every program, below 100,000."""
+    """The bytes of each kind of collective of every program; all must be below 100,000."""
     found = {}
     for program in re.split(r"\n(?=\w)", told):
         if said := re.search(r"^  collectives +(.*)", program, re.MULTILINE):
@@ -125,6 +125,6 @@ def test_a_gpu_that_the_compiler_has_left_behind_is_refused_in_a_line(tmp_path):
     config = write_config(tmp_path, **SIZES)
     done = call(*(f"--config={config}", "--mode=compile", "--topology=v100:1x1x1"), XLA_FLAGS="")
     assert done.returncode == 2
-    last = done.stderr.splitlines()[-1]  # after those of XLA
+    last = done.stderr.splitlines()[-1]  # XLA prints others before it
     assert last.startswith("error: the ptxas at hand")
     assert "CUDA 13 has none for a V100" in last

@@ -1,23 +1,23 @@
-"""Runs of the published PyTorch code, written down as numbers: what the tests compare us with.
+"""Records runs of the published PyTorch code as numbers, with which tests compare this package.
 
     python tests/recorded/record.py --original DIR --nvidia DIR --out tests/recorded [--only NAME]
 
-Needs torch and numpy, not JAX. ``--original`` is the ``pytorch/`` folder of
+It needs torch and numpy, not JAX. ``--original`` is the ``pytorch/`` folder of
 github.com/kimiyoung/transformer-xl, ``--nvidia`` the ``Transformer-XL/pytorch/`` folder of
 NVIDIA's DeepLearningExamples. Neither is changed: the few lines that today's torch does not run
 are replaced in a temporary copy (``KIMIYOUNG_FILES``, ``NVIDIA_FILES``). One ``NAME.npz`` and one
 ``NAME.json`` are written per entry of ``CASES``, and ``lamb.npz`` with ``lamb.json``. The same
-torch writes the same bytes every time.
+version of torch writes the same bytes every time.
 
-A run: a small model with random parameters, all of them large enough to matter, reads one
+In a run, a small model with random parameters, all of them large enough to matter, reads a
 stream of random tokens in ``N_SEGMENTS`` segments and carries its memory. Dropout is 0.
 
-Keys of a model's arrays (time leads here, as in the published code):
+Keys of a model's arrays (the time axis is first, as in the published code):
 
-- ``param/<name>``: the whole state, under the original's names; a tied tensor under each of its.
+- ``param/<name>``: the whole state, under the original's names; tied tensors under each name.
 - ``seg<i>/inp`` int32 [E+T,B] and ``seg<i>/tgt`` int32 [T,B]; E is ``ext_len``.
 - ``seg<i>/loss`` float32 [T,B]: nats, token order. ``loss_f64``: the same run in float64.
-  ``loss_default_order`` (only with clusters): as the code returns it if not told otherwise.
+  ``loss_default_order`` (only with clusters): in the order that the code returns by default.
 - ``seg<i>/hidden`` float32 [T*B,D]: what enters the softmax.
 - ``seg<i>/mem/<l>`` float32 [filled,B,D]: memory of layer l after segment i; L+1 of them from the
   authors' code, L from NVIDIA's, none where ``mem_len`` is 0.
@@ -57,7 +57,7 @@ KIMIYOUNG_FILES: Mapping[str, tuple[str, Edits]] = {
 }
 """Source file -> its place in the copy, and what is replaced there (pattern, replacement).
 
-Masks become bool; the two version constants, unused but failing without CUDA, are dropped. The
+Masks become bool; two version constants are dropped, which are unused and need CUDA. The
 modules of ``utils/`` move beside the model, so its imports need no edit.
 """
 
@@ -67,7 +67,7 @@ NVIDIA_FILES: Mapping[str, tuple[str, Edits]] = {
     "utils/log_uniform_sampler.py": ("utils/log_uniform_sampler.py", []),
     "lamb.py": ("lamb.py", []),
 }
-"""As above. ``utils/__init__.py`` is left out: it asks for packages of a GPU machine."""
+"""The same for NVIDIA's code, without ``utils/__init__.py``, which imports packages for GPUs."""
 
 DEFAULTS: Mapping[str, Any] = {
     "n_token": 30,
@@ -91,7 +91,7 @@ DEFAULTS: Mapping[str, Any] = {
     "attn_type": 0,
     "clamp_len": -1,
 }
-"""Constructor arguments of a case that does not say otherwise."""
+"""Constructor arguments of a case, unless its options replace them."""
 
 CUTOFFS: Mapping[str, Any] = {"cutoffs": [10, 20], "tie_projs": [False, True, True]}
 """Three clusters of ten symbols; the projections tied as the published wt103 recipe ties them."""
@@ -108,7 +108,7 @@ class Case:
     """One run to record.
 
     Attributes:
-      name: of the two files.
+      name: the name of the two files.
       options: constructor arguments that differ from ``DEFAULTS``.
       impl: ``kimiyoung`` or ``nvidia``, whose code runs.
       extras: notes for the reader, and two things done after construction: ``untie_r`` (true:
@@ -336,7 +336,7 @@ def build(case: Case, code: types.ModuleType, rng: np.random.Generator) -> Any:
 
 
 def run(model: Any, case: Case, segments: Sequence[tuple[np.ndarray, np.ndarray]]) -> Arrays:
-    """What the model makes of the segments, memory carried; keys as this module's first text."""
+    """Run the model on segments, carrying memory; the module's docstring has the arrays' keys."""
     arrays: Arrays = {}
     softmax_inputs: list[Any] = []
     watch = model.crit.register_forward_pre_hook(lambda _, args: softmax_inputs.append(args[0]))
@@ -371,7 +371,7 @@ def _forward(model: Any, case: Case, inp: Any, tgt: Any, mems: Any) -> tuple[Any
 
 
 def _train(model: Any, optimizer: Any, data: np.ndarray, clip: float) -> Arrays:
-    """Mean loss and gradient norm of every update, float64 [steps]; the model is changed."""
+    """Train ``model``; return mean loss and gradient norm of every update, float64 [steps]."""
     losses, norms, mems = [], [], None
     model.train()
     tokens = torch.from_numpy(data)
@@ -400,7 +400,7 @@ def _untie_r(model: Any) -> None:
 
 
 def _stream(case: Case, rng: np.random.Generator) -> np.ndarray:
-    """Random tokens int32 [E+3T+1, B] of which every segment reads and scores all clusters."""
+    """Random tokens int32 [E+3T+1, B]; inputs and targets of each segment are of all clusters."""
     bounds = case.constructor["cutoffs"]
     rows = case.lengths["ext_len"] + N_SEGMENTS * case.lengths["tgt_len"] + 1
     while True:
@@ -423,7 +423,7 @@ def _segments(case: Case, stream: np.ndarray) -> Iterator[tuple[np.ndarray, np.n
 
 
 def _description(case: Case, model: Any) -> dict[str, Any]:
-    """What is said of every run: how it was built, its parameters, which names are one tensor."""
+    """The description of a run: how it was built, its parameters, which names are one tensor."""
     first: dict[int, str] = {}
     aliases = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -453,7 +453,7 @@ def load_code(
     """Import ``modules`` from an edited copy of ``files``.
 
     Raises:
-      ValueError: an edit found nothing to replace: another version of the code.
+      ValueError: an edit found nothing to replace, so the code is of another version.
     """
     for name, (place, edits) in files.items():
         text = (source / name).read_text()
@@ -468,7 +468,7 @@ def load_code(
 
 
 def _import(folder: pathlib.Path, module: str) -> types.ModuleType:
-    """Import ``module`` under a name that holds its folder's: both codes call theirs the same."""
+    """Import ``module`` with its folder's name added, since both codes have equal module names."""
     name = f"{folder.name}_{module}"
     spec = importlib.util.spec_from_file_location(name, folder / f"{module}.py")
     assert spec is not None
@@ -482,7 +482,7 @@ def _import(folder: pathlib.Path, module: str) -> types.ModuleType:
 
 
 def _write(out: pathlib.Path, name: str, arrays: Arrays, meta: Mapping[str, Any]) -> None:
-    """Write ``NAME.npz`` and ``NAME.json`` and say how large and how exact they are."""
+    """Write ``NAME.npz`` and ``NAME.json``, and print how large and how exact they are."""
     target = out / f"{name}.npz"
     np.savez_compressed(target, **arrays)  # type: ignore[arg-type]
     (out / f"{name}.json").write_text(json.dumps(meta, indent=1) + "\n")
@@ -496,7 +496,7 @@ def _largest_difference(a: Arrays, b: Arrays, pattern: str) -> float:
 
 
 def _numpy(tensor: Any) -> np.ndarray:
-    """A copy: the published code changes some tensors in place."""
+    """Return a copy, since the published code changes some tensors in place."""
     return tensor.detach().numpy().copy()
 
 

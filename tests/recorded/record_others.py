@@ -4,10 +4,10 @@
     python tests/recorded/record_others.py huggingface --out=tests/recorded/others
 
 Each run writes ``NAME.npz`` and ``NAME.json``. The JSON file has the program, its arguments (flags,
-or ``config.json``) and versions. Keys of the arrays, time leading in memories alone:
+or ``config.json``) and versions. Keys of the arrays (time is the first axis of memories only):
 
     param/<name>        every variable or tensor, by the program's own name
-    seg<i>/inp          int32 [B,T]; segment i of three, memory carried along
+    seg<i>/inp          int32 [B,T]; segment i of three, with memory carried along
     seg<i>/tgt, loss    TF: targets, and the mean loss in nats over the segment
     seg<i>/logp         Hugging Face: log-probabilities [B,T,V]
     seg<i>/mem/<l>      [M,B,D]: memory of layer l after the segment; it starts as zeros
@@ -43,31 +43,31 @@ HUGGINGFACE: dict[str, dict] = {
 
 
 def draw(rng, name, shape):
-    """Values at which a wrong place shows; gains around 1."""
+    """Random values, so large that a misplaced one shows; gains are around 1."""
     gain = name.endswith(("gamma", "layer_norm.weight"))
     return (gain + 0.3 * rng.standard_normal(shape)).astype(np.float32)
 
 
 def segments(rng):
-    """Inputs and targets [3,B,T]."""
+    """Random inputs and targets, [3,B,T] each."""
     text = rng.integers(0, V, (B, 3 * T + 1)).astype(np.int32)
     cut = lambda text: text.reshape(B, 3, T).swapaxes(0, 1)
     return cut(text[:, :-1]), cut(text[:, 1:])
 
 
 def write(out, name, arrays, about):
-    """Both files of a recording."""
+    """Writes both files of a recording."""
     np.savez_compressed(os.path.join(out, name + ".npz"), **arrays)
     with open(os.path.join(out, name + ".json"), "w", encoding="utf-8") as file:
         file.write(json.dumps(about, indent=1) + "\n")
 
 
 # --------------------------------------------------------------------------------------
-# TensorFlow 1's functions that model.py calls, where TensorFlow 2 has them no more.
+# TensorFlow 1's functions that model.py calls and TensorFlow 2 no longer has.
 
 
 def tensorflow_1(tf):
-    """A module ``tensorflow`` for the original: ``tf.compat.v1``, dense layers, layer_norm."""
+    """A module ``tensorflow`` for the original: ``tf.compat.v1`` with dense layers, layer_norm."""
     v1 = tf.compat.v1
 
     def dense(x, units, activation=None, use_bias=True, kernel_initializer=None, name=None):
@@ -97,7 +97,7 @@ def tensorflow_1(tf):
 
 
 def original_model(tf, folder):
-    """The authors' ``model.py``, run on that module."""
+    """Imports the authors' ``model.py`` with :func:`tensorflow_1` in place of TensorFlow."""
     spec = importlib.util.spec_from_file_location("model", os.path.join(folder, "model.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -109,7 +109,7 @@ def original_model(tf, folder):
 
 
 def record_tensorflow(folder, out):
-    """All recordings of the TF code."""
+    """Writes all recordings of the TF code."""
     import tensorflow as tf
 
     v1, original = tf.compat.v1, original_model(tf, folder)
@@ -146,7 +146,7 @@ def record_tensorflow(folder, out):
 
 
 def record_huggingface(out):
-    """All recordings of Hugging Face's code."""
+    """Writes all recordings of Hugging Face's code."""
     import torch
     import transformers
 
