@@ -1,4 +1,4 @@
-"""Scoring any text: every token as the model has it, whatever lines and segments it is cut into."""
+"""Scoring any text gives each token the model's own loss, however the text is cut."""
 
 import dataclasses
 import functools
@@ -27,9 +27,9 @@ FORMS: dict[str, dict] = {
     "shaw": {"attention": "shaw", "n_positions": 6},
     "adaptive": {"cutoffs": (4, 9), "div_val": 2},
 }
-"""Forms in which, with a window, a token's loss does not depend on the cut."""
+"""Forms whose loss of a token, with a window, does not depend on the cut into segments."""
 ABSOLUTE = {"attention": "absolute"}
-"""Counts positions from the segment's end, so it is compared on texts of one segment."""
+"""A form that counts positions from the segment's end; it is compared on one segment."""
 
 
 def trained_on(vocab, **changes):
@@ -42,7 +42,7 @@ def trained_on(vocab, **changes):
 
 
 def directly(trained, ids):
-    """Nats of every token but the first, the whole text as one segment."""
+    """The loss in nats of every token but the first, with the whole text as one segment."""
     model = trained.model
     ids = np.asarray(ids, np.int32)[None]
     logits, _ = model.apply({"params": trained.params}, ids[:, :-1], model.init_mems(1, 0))
@@ -95,7 +95,7 @@ def test_with_a_window_the_score_does_not_depend_on_the_segments():
         trained.config.model, trained.params, text, ScoreConfig(mem_len=7, seg_len=t)
     )[0]
     np.testing.assert_allclose(by(3), by(20), atol=1e-5)
-    assert np.abs(by(3) - directly(trained, text[0])).max() > 1e-3  # the window is one
+    assert np.abs(by(3) - directly(trained, text[0])).max() > 1e-3  # the window has an effect
 
 
 def scored(trained, monkeypatch, capsys, text, **settings):
@@ -139,7 +139,7 @@ def test_bits_per_byte_are_those_of_a_text_that_the_tokens_determine(monkeypatch
 
 
 def notes(vocab, text):
-    """The notes that come before the summary line."""
+    """The notes before the summary line without ``NO_BITS``, and whether it has bits per byte."""
     lines = io.StringIO(text, newline="\n").readlines()
     ids = any_text.encode_lines(vocab, lines, "text")
     summary = str(any_text.text_score(vocab, lines, ids, [np.ones(len(i)) for i in ids]))

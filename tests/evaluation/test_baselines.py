@@ -1,4 +1,4 @@
-"""Baselines count what they say they count, on the targets the model is scored on."""
+"""Baselines equal their formulas, on the targets on which the model is scored."""
 
 import collections
 import itertools
@@ -28,7 +28,7 @@ def _tokens(seed: int, length: int, vocab_size: int, dtype=np.int32) -> np.ndarr
 
 
 def _witten_bell(train, vocab_size: int):
-    """The formula of bigram's docstring, one pair at a time."""
+    """The formula of bigram's docstring, as a function of one pair."""
     train = [int(t) for t in train]
     once = collections.Counter(train)
     pair = collections.Counter(itertools.pairwise(train))
@@ -85,20 +85,20 @@ def test_a_bigram_of_ten_thousand_words_takes_memory_for_the_pairs_that_occur_on
     loss(baselines.bigram, train, test, 10_000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 50e6  # V*V counts would be 800e6
+    assert peak < 50e6  # bytes; V*V counts would take 800e6
 
 
 def test_xz_is_the_size_that_lzma_gives_in_bits_per_byte():
     words = [b"%x" % word for word in _tokens(0, 8000, 900) ** 3]
     text = b" ".join(words)
     size = len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
-    assert size != len(lzma.compress(text))  # another preset would show
+    assert size != len(lzma.compress(text))  # another preset gives another size
     assert baselines.xz(text) == 8 * size / len(text)
 
 
 def test_primed_xz_is_what_the_split_adds_and_sees_all_of_the_training_text():
     rng = np.random.default_rng(0)
-    train = rng.bytes(1 << 18)  # the repeated part lies at its very beginning
+    train = rng.bytes(1 << 18)  # the test split repeats its very beginning
     test = train[:5000]
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 19}]
     sizes = [len(lzma.compress(text, filters=filters)) for text in (train + test, train)]

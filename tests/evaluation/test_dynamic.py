@@ -1,4 +1,4 @@
-"""Dynamic evaluation: every segment is scored before it is learnt from, by the rule as written."""
+"""Dynamic evaluation scores every segment before it learns from it, by the rule's formula."""
 
 import dataclasses
 import functools
@@ -49,10 +49,10 @@ def score(dynamic, devices=1, cfg=CFG, **protocol):
 
 
 def by_hand(cfg, dynamic, tokens, training, batch_size, mem_len, seg_len=8):
-    """The same number, one array and one segment at a time, in float64 but for the model.
+    """The loss of dynamic evaluation by loops over segments and arrays, float64 but for the model.
 
-    Streams of unequal length are rows of their own: each has its own memory and its own call of
-    the model, unpadded; only the mean over them is shared.
+    Each stream is a row of its own, with its own memory and its own unpadded call of the model;
+    only the mean over streams is shared.
     """
     model = txl_jax.TransformerXL(cfg)
 
@@ -73,7 +73,7 @@ def by_hand(cfg, dynamic, tokens, training, batch_size, mem_len, seg_len=8):
     gradient_of = tiny_models.quick(jax.value_and_grad(one, has_aux=True))
 
     def segment(p, rows, mems):
-        """Sum of nll, targets, gradient of the sum, memories after."""
+        """Sum of nll, number of targets, gradient of the mean nll, and memories after."""
         total, n, gradient, after = 0.0, 0, None, list(mems)
         for b, row in enumerate(rows):
             if row is None:
@@ -125,7 +125,7 @@ def by_hand(cfg, dynamic, tokens, training, batch_size, mem_len, seg_len=8):
     ids=["sgd-3", "rms-1", "rms-3", "adaptive-rms-1"],
 )
 def test_the_score_is_that_of_the_rule_written_out(cfg, dynamic, batch_size):
-    """Three streams of 20 targets in segments of 8: the last segments are short."""
+    """60 targets, in 1 or 3 streams and segments of 8: the last segments are short."""
     want = by_hand(cfg, dynamic, TOKENS, TRAINING, batch_size, 12)
     got = score(dynamic, cfg=cfg, batch_size=batch_size)
     static = score(DynamicConfig(), cfg=cfg, batch_size=batch_size)
@@ -147,7 +147,7 @@ def test_statistics_go_through_the_training_split_again_where_it_is_short():
 @pytest.mark.integration
 @pytest.mark.parametrize("dynamic", [SGD, RMS], ids=lambda c: c.rule)
 def test_a_segment_is_scored_before_it_is_learnt_from(dynamic):
-    """One segment scores as without learning, the next one does not."""
+    """The first segment scores as without learning, the second one does not."""
     of = lambda c, n: score(c, max_segments=n, batch_size=3).loss
     assert of(dynamic, 1) == pytest.approx(of(DynamicConfig(), 1), abs=1e-6)
     assert abs(of(dynamic, 2) - of(DynamicConfig(), 2)) > 1e-3
@@ -219,14 +219,14 @@ def test_a_segment_without_targets_moves_memory_and_no_parameter(dynamic):
     "dynamic", [SGD, pytest.param(RMS, marks=pytest.mark.slow)], ids=lambda c: c.rule
 )
 def test_a_warm_start_fills_memory_and_teaches_nothing(dynamic):
-    """The one segment that each stream scores is scored by the trained parameters."""
+    """The only segment that each stream scores is scored with the trained parameters."""
     protocol = {"batch_size": 4, "seg_len": 8, "warm_start": 20, "max_segments": 1}
     static = score(DynamicConfig(), **protocol)
     assert score(dynamic, **protocol).loss == pytest.approx(static.loss, abs=1e-6)
 
 
 def test_the_pull_leads_back_to_the_trained_values_and_never_past_them():
-    """Without a gradient: a third of the way at decay * root = 1/3, all of it from 1 on."""
+    """With a gradient of 0, decay * root = 1/3 moves a third of the way, 1 and more all of it."""
     trained, root = {"w": np.zeros(4, np.float32)}, {"w": np.array([0, 1, 3, 30], np.float32)}
     state = Learner({"w": np.full(4, 6, np.float32)}, trained, root)
     after = update(state, trained, DynamicConfig(rule="rms", decay=1 / 3))
@@ -284,7 +284,7 @@ def test_statistics_are_of_the_corpuss_training_split():
 
 def test_progress_counts_statistics_and_scored_segments_and_both_can_be_stopped():
     told: list[tuple[int, int]] = []
-    scorer = evaluator(RMS)  # 8 segments
+    scorer = evaluator(RMS)  # 8 segments, and 4 of statistics
     scorer.run(params_of(), progress=lambda *numbers: told.append(numbers))
     assert told == [(n, 12) for n in range(1, 13)]
     for limit in (2, 6):

@@ -50,7 +50,7 @@ def score(devices=1, tokens=TOKENS, cfg=CFG, **protocol):
 
 
 def nll_of(cfg, tokens, mems):
-    """Nll of each token after the first, [T], and memory after: one unpadded row by itself."""
+    """Nll [T] of each token after the first, and the memory after, of a single unpadded row."""
     row = tokens[None]
     apply = tiny_models.apply(cfg, "nll")
     nll, after = apply(tiny_models.variables(cfg), row[:, :-1], row[:, 1:], mems)
@@ -81,9 +81,9 @@ def test_one_stream_with_covering_memory_is_the_text_scored_whole():
 @pytest.mark.integration
 @pytest.mark.parametrize(("form", "context_len"), [*((f, 5) for f in FORMS), ("absolute", 12)])
 def test_context_is_run_again_and_not_scored(form, context_len):
-    """Each stream by hand: the segment's targets after up to C tokens of the stream's own text.
+    """The loss is that of segments that each follow up to C tokens of their own stream.
 
-    Two streams of 20 and 19 targets in segments of 8: the last ones are short.
+    Two streams of 20 and 19 targets have segments of 8; the last segments are short.
     """
     cfg = tiny_models.config(**FORMS[form])
     total = 0.0
@@ -144,7 +144,7 @@ def test_heads_on_two_devices_do_not_change_the_score(clamp_len):
 
 
 def sentences(of=TOKENS):
-    """A text of 0 to 6 words a sentence, their boundary of id 0; the same ids as one array."""
+    """A text of sentences of 0 to 6 words, with a boundary of id 0 around each."""
     sizes = np.random.default_rng(0).integers(1, 8, 200)
     ends = np.cumsum([0, *sizes])
     ends = ends[ends < len(of)]
@@ -154,7 +154,7 @@ def sentences(of=TOKENS):
 
 
 def streams_by_hand(text, begins, ends):
-    """Mean nll of ranges of a text, each read whole from nothing."""
+    """Mean nll of ranges of a text, each read as one segment with empty memory."""
     total = 0.0
     for begin, end in zip(begins, ends, strict=True):
         nothing = txl_jax.TransformerXL(CFG).init_mems(1, 0)
@@ -194,7 +194,7 @@ def test_sentences_are_scored_once_in_their_order_with_memory_across_them(device
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("of", ["array", "sentences"])
 def test_with_a_long_enough_warm_start_streams_score_as_one_does(window, devices, of):
-    """L = 2 layers look back over 2 * 6 tokens; the second stream has more before it."""
+    """L = 2 layers look back over 2 * 6 tokens, which a warm start of 13 covers."""
     text = TOKENS if of == "array" else sentences()
     protocol = {"tokens": text, "seg_len": 8, "mem_len": 6, "same_length": window}
     one = score(batch_size=1, **protocol)
@@ -208,7 +208,7 @@ def test_with_a_long_enough_warm_start_streams_score_as_one_does(window, devices
 @pytest.mark.integration
 @pytest.mark.parametrize("warm_start", rest_slow(1, [8, 3, 50]))
 def test_a_warm_start_reads_so_many_tokens_before_each_stream_and_not_more(warm_start):
-    """Five streams by hand, from up to that many tokens before; memory covers all of it."""
+    """The loss is that of five streams, each read from up to ``warm_start`` tokens before it."""
     total = 0.0
     for begin in range(0, 100, 20):
         first = max(begin - warm_start, 0)
@@ -312,7 +312,7 @@ def test_the_bar_is_on_standard_error_and_silent_where_it_is_over_at_once(capsys
 
 
 def test_the_report_shows_a_bar_of_all_segments_for_each_row(tmp_path, monkeypatch, capsys):
-    """The table alone is on standard output."""
+    """Standard output has only the table."""
     seen: dict[str, list[tuple[int, int]]] = {}
 
     @contextlib.contextmanager
@@ -337,7 +337,7 @@ def test_the_report_shows_a_bar_of_all_segments_for_each_row(tmp_path, monkeypat
 
 
 def test_a_limit_on_segments_names_the_targets_that_are_scored():
-    """Two streams of 20 and 19 targets, then three of sentences of 5, 4 and 3 tokens."""
+    """Two streams of 20 and 19 targets, then three streams of sentences of 5, 4 and 3 tokens."""
     c = ProtocolConfig(batch_size=2, seg_len=8, max_segments=1)
     places = np.asarray(target_indices(c, TOKENS[:40]))
     assert places.tolist() == [*range(1, 9), *range(21, 29)]
@@ -372,7 +372,7 @@ def test_baselines_are_scored_on_the_targets_of_the_model_and_their_protocol_is_
         f"{part}, compressed after the train split",
     ]
     counts = 1 + np.bincount(corpus.train, minlength=len(corpus.vocab))
-    length = -(-(len(corpus.test) - 1) // 4)  # of a stream
+    length = -(-(len(corpus.test) - 1) // 4)  # targets of a stream
     targets = np.concatenate([corpus.test[n * length + 1 :][:32] for n in range(4)])
     want = -np.log(counts[targets] / counts.sum()).mean()
     assert rows[2]["loss"] == pytest.approx(want, rel=1e-12)
@@ -394,7 +394,7 @@ def test_the_protocols_clamp_and_window_hold_over_the_models():
 @pytest.mark.integration
 @pytest.mark.parametrize("form", [{}, {"cutoffs": (5,)}], ids=["plain", "adaptive"])
 def test_temperature_raises_probabilities_to_its_inverse_and_normalises_them(form):
-    """By hand, in float64, from the probabilities at temperature 1; memory holds all of it."""
+    """The loss follows from probabilities at temperature 1; memory holds the whole text."""
     cfg = tiny_models.config(**form)
     mems = TransformerXL(cfg).init_mems(1, 0)
     logits, _ = TransformerXL(cfg).apply(tiny_models.variables(cfg), TOKENS[None, :-1], mems)

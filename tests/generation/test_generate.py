@@ -33,7 +33,7 @@ from txl_jax.model.precision import in_compute_dtype
 from txl_jax.model.transformer_xl import TransformerXL
 
 GREEDY = GenerateConfig(length=12, mem_len=9, temperature=0.0)
-SAMPLED = dataclasses.replace(GREEDY, temperature=1.0)  # greedy ones soon repeat one token
+SAMPLED = dataclasses.replace(GREEDY, temperature=1.0)  # greedy texts soon repeat one token
 
 
 def made(prompts, c, cfg=CFG):
@@ -119,7 +119,7 @@ def naive(cfg, prompts, c, width):
 @pytest.mark.integration
 @pytest.mark.parametrize("form", some(WITH_MEMORY, "relative", "adaptive"))
 def test_sampling_draws_as_if_everything_were_recomputed_for_each_token(form):
-    """The whole text as one segment, no memory and no cache, all within the window."""
+    """The expected tokens come from the whole text as one segment, without memory or cache."""
     cfg = tiny_models.config(**WITH_MEMORY[form])
     c = dataclasses.replace(SAMPLED, mem_len=40, length=24)
     prompts = prompts_of(1, 5, 14)
@@ -130,7 +130,7 @@ def test_sampling_draws_as_if_everything_were_recomputed_for_each_token(form):
 @pytest.mark.parametrize("form", WITHOUT_MEMORY)
 @pytest.mark.parametrize(("mem_len", "width"), [(1, 1), (4, 4), (9, {"absolute_per_layer": 5})])
 def test_without_memory_each_token_is_made_from_the_last_ones(form, mem_len, width):
-    """In every row, whatever the others hold; ``absolute_per_layer`` up to its table's length."""
+    """This holds in every row; ``absolute_per_layer`` reads no more tokens than its table has."""
     cfg = tiny_models.config(**WITHOUT_MEMORY[form])
     width = width if isinstance(width, int) else width.get(form, mem_len)
     c = dataclasses.replace(SAMPLED, mem_len=mem_len)
@@ -210,7 +210,7 @@ def test_matrices_that_are_cast_once_give_the_same_logits(form):
     ),
 )
 def test_bfloat16_draws_with_the_losses_of_float32_about(monkeypatch, form, rows):
-    """A single text takes other products than several texts do: see wide_products.py."""
+    """A single text uses other matrix products than several texts: see wide_products.py."""
     monkeypatch.setattr(wide_products, "_LEAST", 0)
     cfg = dataclasses.replace(CFG, dtype="bfloat16", **CAST[form])
     params, prompts = tiny_models.variables(cfg)["params"], prompts_of(5, 9)[:rows]
@@ -222,7 +222,7 @@ def test_bfloat16_draws_with_the_losses_of_float32_about(monkeypatch, form, rows
         new = np.concatenate([p.tokens for p in pieces], axis=1)[row]
         found = np.concatenate([p.nll for p in pieces], axis=1)[row]
         text = np.concatenate([prompt, new])
-        if not cfg.memory_free:  # the window makes one long segment the same as many short ones
+        if not cfg.memory_free:  # with a window, one long segment equals many short ones
             mems = model.init_mems(1, 11)
             whole, _ = logits_of({"params": params}, text[None], mems)
         for place in range(len(prompt), len(text), 23):
@@ -253,7 +253,7 @@ def test_an_empty_prompt_of_text_is_a_line_end():
     assert encode_prompt(words, "").tolist() == encode_prompt(words, "  ").tolist() == [0]
     newline_last = Vocab("byte", ["97", "10"])
     assert encode_prompt(newline_last, "").tolist() == [1]
-    no_newline = Vocab("byte", ["97", "98"])  # as the authors' enwik8
+    no_newline = Vocab("byte", ["97", "98"])  # like the authors' enwik8 vocabulary
     assert encode_prompt(no_newline, "").tolist() == encode_prompt(no_newline, "\n").tolist() == [0]
     assert encode_prompt(Vocab("letter", ["a", "_"]), "").tolist() == [1]
     assert encode_prompt(Vocab("letter", ["a", "b"]), "").tolist() == [0]
@@ -265,7 +265,7 @@ def test_an_empty_prompt_of_text_is_a_line_end():
 
 
 def scripted(monkeypatch, vocab, prompts, script, **settings):
-    """What :func:`continuations` shows and returns if the model makes the given tokens."""
+    """The rows of :func:`continuations` and the texts it shows if the model makes these tokens."""
     cfg = tiny_models.config(vocab_size=len(vocab))
     trained = TrainedModel(TransformerXL(cfg), None, vocab, ExperimentConfig(model=cfg), 0)
     pieces = [TokenChunk(np.array(p), np.ones(np.shape(p), np.float32)) for p in script]
@@ -293,7 +293,7 @@ def test_pieces_of_text_are_whole_characters(monkeypatch):
 
 
 def test_a_stop_text_ends_a_row_and_is_not_shown_even_in_parts(monkeypatch):
-    """Rows end on their own; what may be the beginning of a stop waits until it is known."""
+    """Each row ends by itself; text that may begin a stop text is held back until it is decided."""
     vocab = Vocab.from_chars(["abxy"])
     ids = lambda *rows: [vocab.encode(row).tolist() for row in rows]
     script = [ids("axb", "abx"), ids("axy", "xax"), ids("bab", "bab"), ids("xyx", "aaa")]
@@ -305,7 +305,7 @@ def test_a_stop_text_ends_a_row_and_is_not_shown_even_in_parts(monkeypatch):
 
 
 def test_a_model_of_bytes_writes_utf8_and_nothing_else():
-    """Random weights, many bytes: every text is valid but for a last character cut by length."""
+    """With random weights, each text is valid UTF-8 but for a last character cut by the length."""
     cfg = tiny_models.config(vocab_size=256)
     params, prompts = tiny_models.variables(cfg)["params"], ["a", "é", "", "€uro"]
     trained = TrainedModel(
@@ -324,7 +324,7 @@ def test_a_model_of_bytes_writes_utf8_and_nothing_else():
 
 
 def test_the_automaton_takes_exactly_utf8():
-    """Every string of up to four bytes from a set with all edges, against Python's own decoder."""
+    """It agrees with Python's decoder on every string of up to four of the boundary bytes."""
     grammar = utf8_automaton(Vocab.all_bytes())
     edges = [0, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF]
     edges += [0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF]
@@ -348,7 +348,7 @@ def decodes(text):
 def test_a_character_that_the_vocabulary_cannot_end_is_not_begun():
     vocab = Vocab("byte", [str(b) for b in (0x41, 0xC3, 0xE2, 0xA9, 0xF4)])
     grammar = utf8_automaton(vocab)
-    assert grammar.allowed[0].tolist() == [True, True, True, False, False]  # F4 needs 80 to 8F
+    assert grammar.allowed[0].tolist() == [True, True, True, False, False]  # F4 needs 80..8F next
     assert grammar.allowed.any(axis=1).all()
     assert grammar.state_after(vocab.encode("A")) == 0
     assert grammar.state_after(np.array([1])) == 1
@@ -370,7 +370,7 @@ def test_a_repeated_token_is_made_less_likely_whatever_its_sign():
 
 @pytest.mark.integration
 def test_the_repetition_penalty_knows_the_prompt_and_what_was_made():
-    """Each token is the likeliest after the logits of all that stand before it are penalised."""
+    """Each token is the likeliest one after the logits of all earlier tokens are penalised."""
     c = dataclasses.replace(GREEDY, repetition_penalty=1.7, length=10, mem_len=40)
     prompts = prompts_of(3, 5)
     tokens = made(prompts, c)
@@ -403,7 +403,7 @@ def test_samples_of_one_prompt_differ_and_the_first_is_that_of_one():
 
 @pytest.mark.integration
 def test_the_loss_of_what_is_made_is_the_models_whatever_was_sampled_from():
-    """Temperature, top-k and penalty change what is drawn, not what the model thinks of it."""
+    """Temperature, top-k and penalty change which tokens are drawn, not the losses reported."""
     c = dataclasses.replace(
         SAMPLED, mem_len=60, length=20, temperature=3.0, top_k=7, repetition_penalty=1.5
     )

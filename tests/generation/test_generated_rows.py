@@ -1,6 +1,6 @@
-"""A row of a batch is what it is alone, and what is kept gives what recomputing all gives.
+"""A row of a batch is generated as alone, and cached states give the same as recomputation.
 
-In every state of the memory: empty, partly filled, just full, and a ring that has turned twice.
+Both hold for every state of the memory: empty, partly filled, just full, and overwritten twice.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ LENGTHS = (1, 3, M, M + 1, M + 2, 3 * M + 1, 129, 200)
 """Lengths of prompts. All tokens but the last go into memory first: none, some, M - 1, M, M + 1,
 many times M; 128 tokens are one chunk."""
 TURNING = GenerateConfig(length=2 * M + 6, mem_len=M, temperature=0.0)
-"""Long enough for the ring to turn twice, whatever it held."""
+"""Long enough to overwrite the whole memory, a ring buffer, twice."""
 
 
 SEEDS = {
@@ -38,7 +38,7 @@ SEEDS = {
 
 
 def lively(form):
-    """A form's config and parameters, with no word that is likely whatever stands before it."""
+    """A form's config and parameters, with output biases of 0, so that no word is always likely."""
     cfg = tiny_models.config(**FORMS[form], tie_weight=False)
     params = tiny_models.variables(cfg, SEEDS.get(form, 1))["params"]
     zero = lambda name, x: 0 * x if name.startswith(("softmax_bias", "cluster_bias")) else x
@@ -51,7 +51,7 @@ def lively(form):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """For each token made with memory: logits [B,V], and ``filled`` and ``oldest`` before it."""
+    """Per token made with memory: its logits [B,V], and ``filled`` and ``oldest`` before it."""
     seen: list[tuple[np.ndarray, ...]] = []
     by_memory = generation._step_with_memory
     keep = lambda *arrays: seen.append(tuple(map(np.array, arrays)))
@@ -68,7 +68,7 @@ def asked(monkeypatch):
 
 
 def greedy(form, prompts, c):
-    """Greedy tokens of a lively model, int32 [B,length]."""
+    """Greedy tokens of the model of :func:`lively`, int32 [B,length]."""
     cfg, params = lively(form)
     return np.concatenate([p.tokens for p in generate(cfg, params, prompts, c)], axis=1)
 
@@ -76,16 +76,16 @@ def greedy(form, prompts, c):
 @pytest.mark.integration
 @pytest.mark.parametrize("form", some(FORMS, "relative", "shaw", "adaptive", "absolute"))
 def test_a_greedy_row_of_a_batch_is_what_it_is_alone(form):
-    """Eight lengths in one batch, in every state of the ring, token for token."""
+    """Eight lengths of prompts in one batch cover every state of the ring buffer."""
     prompts = prompts_of(*LENGTHS)
     together = greedy(form, prompts, TURNING)
-    assert len({tuple(row) for row in together.tolist()}) >= 7  # or equality would say little
+    assert len({tuple(row) for row in together.tolist()}) >= 7  # else equality would prove little
     for row, prompt in enumerate(prompts):
         np.testing.assert_array_equal(together[row], greedy(form, [prompt], TURNING)[0])
 
 
 def recomputed(form, window, text, mem_len):
-    """Logits [T,V] of the slow model: all of a text as one segment, no memory, float64."""
+    """Logits [T,V] of ``reference``: all of a text as one segment, without memory, in float64."""
     cfg, params = lively(form)
     cfg, params = dataclasses.replace(cfg, same_length=window), reference.float64(params)
     scores, _ = reference.logits(params, cfg, text, [[]] * cfg.n_layer, mem_len)
@@ -93,13 +93,13 @@ def recomputed(form, window, text, mem_len):
 
 
 def assert_recomputed(form, window, c, lengths, asked):
-    """Greedy tokens and logits are those of the whole text read anew for each token.
+    """Asserts that tokens and logits equal those of the whole text recomputed for each token.
 
-    One reading gives them all: no token changes what was asked before it.
+    One pass computes all of them, because no token changes the logits before it.
     """
     prompts = prompts_of(*lengths)
     tokens = greedy(form, prompts, c)
-    jax.effects_barrier()  # until all that was asked is there
+    jax.effects_barrier()  # waits for the callbacks that fill ``asked``
     made_from = np.stack([logits for logits, _, _ in asked], axis=1)
     assert made_from.shape[:2] == (len(lengths), c.length)
     for prompt, row, logits in zip(prompts, tokens, made_from, strict=True):
@@ -112,17 +112,17 @@ def assert_recomputed(form, window, c, lengths, asked):
 @pytest.mark.integration
 @pytest.mark.parametrize("form", some([*WITH_MEMORY, "tf window"], "relative", "shaw", "tf window"))
 def test_with_a_window_what_is_kept_gives_what_recomputing_gives(form, asked):
-    """However often the ring has turned: memory is shorter than what was read and made."""
+    """Memory is shorter than the text, so the ring buffer is overwritten, at least twice."""
     window = FORMS[form].get("same_length", "pytorch")
     assert_recomputed(form, window, TURNING, LENGTHS, asked)
     assert asked[0][1].tolist() == [0, 2, M - 1, M, M, M, M, M]
     assert [int(oldest) for *_, oldest in asked] == [n % M for n in range(TURNING.length)]
-    assert TURNING.length > 2 * M  # two turns
+    assert TURNING.length > 2 * M  # overwritten twice
 
 
 @pytest.mark.parametrize("form", some(WITH_MEMORY, "relative", "adaptive"))
 def test_without_a_window_all_that_fits_memory_gives_what_recomputing_gives(form, asked):
-    """The paper's model as it is: no window at all, and memory that holds every token."""
+    """The paper's model has no window; here memory holds every token."""
     lengths = (1, 2, 3, 5, 8, 9, 13, 21)
     c = dataclasses.replace(TURNING, mem_len=max(lengths) + TURNING.length)
     assert_recomputed(form, False, c, lengths, asked)

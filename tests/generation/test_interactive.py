@@ -1,4 +1,4 @@
-"""The prompt: text is continued and scored, settings change, errors are told and survived."""
+"""The interactive prompt continues and scores text, changes settings and survives errors."""
 
 import io
 
@@ -23,7 +23,7 @@ def trained():
 
 @pytest.fixture
 def ask(trained):
-    """A function: what is printed for a line, and whether the session goes on."""
+    """A function that returns what is printed for a line, and whether the session goes on."""
     said: list[str] = []
     session = interactive.Session(trained, said.append)
 
@@ -123,7 +123,7 @@ def test_lines_are_read_until_the_end_and_kept(trained, tmp_path, monkeypatch, c
     ],
 )
 def test_any_setting_gives_a_line_at_most_and_the_next_text_works(trained, ask, line):
-    """Refused when it is set, or at the latest when a text is continued with it."""
+    """A wrong setting is refused when it is set, or at the latest when a text is continued."""
     said = ask(line)[0]
     if not said:
         said = ask("abc")[0]
@@ -146,7 +146,7 @@ def test_an_error_of_the_machine_is_one_line_and_the_session_continues(ask, monk
 
 
 def test_a_prompt_cut_inside_a_character_is_continued_as_a_whole_one(trained, monkeypatch):
-    """A line of bytes that are not UTF-8: what was typed and what was made join to one text."""
+    """The prompt ends inside a UTF-8 character; the continuation completes it."""
     cfg = tiny_models.config(vocab_size=256)
     exp = override(ExperimentConfig(model=cfg), {"generate.length": 6, "generate.mem_len": 8})
     params = tiny_models.variables(cfg)["params"]
@@ -162,7 +162,7 @@ def test_a_prompt_cut_inside_a_character_is_continued_as_a_whole_one(trained, mo
 
 
 def test_bytes_and_a_mark_on_standard_input_do_not_end_the_session(trained, tmp_path, monkeypatch):
-    """The lines of a file: a byte-order mark first, then a line that is not UTF-8."""
+    """Standard input starts with a byte-order mark, and its second line is not UTF-8."""
     lines = io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfabc\na\xff\n:quit\n"), encoding="utf-8")
     shown = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     monkeypatch.setattr("sys.stdin", lines)

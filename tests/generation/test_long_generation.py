@@ -1,4 +1,4 @@
-"""Thousands of tokens in one call: no device memory is added, and nothing is compiled again."""
+"""Generating thousands of tokens adds no device memory, and compiles nothing again."""
 
 import dataclasses
 import json
@@ -15,9 +15,9 @@ from txl_jax.generation.write import write_continuations
 from txl_jax.model.transformer_xl import TransformerXL
 
 LENGTH = 5000
-"""79 pieces, the last of which is shorter than the others."""
+"""Number of tokens; they are made in 79 pieces, of which the last is the shortest."""
 SETTLED = 3
-"""Pieces after which nothing new may come."""
+"""Number of pieces after which no memory may be added and nothing compiled."""
 
 FORMS: dict[str, dict[str, Any]] = {
     "with memory": {},
@@ -27,7 +27,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def compiled():
-    """What JAX traced, lowered or compiled, as it happens: a list of names of events."""
+    """A list to which the names of JAX's events of tracing, lowering and compiling are added."""
     events: list[str] = []
 
     def listen(event: str, duration_secs: float, **_: str | int) -> None:
@@ -42,7 +42,7 @@ def compiled():
 @pytest.mark.integration
 @pytest.mark.parametrize("form", FORMS)
 def test_five_thousand_tokens_take_no_more_memory_than_a_few(form, compiled, tmp_path, capsys):
-    """By the function that the command calls, which asks after each piece whether to stop."""
+    """The function that the command calls asks after each piece whether to stop."""
     cfg = tiny_models.config(vocab_size=256, **FORMS[form])
     c = GenerateConfig(
         prompt="the", length=LENGTH, mem_len=8, temperature=1.0, repetition_penalty=1.2

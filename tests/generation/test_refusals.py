@@ -1,4 +1,4 @@
-"""What generating and scoring refuse: one line that says what to do, and exit code 2."""
+"""Generating and scoring refuse bad input with exit code 2 and one line that says what to do."""
 
 import io
 import json
@@ -24,7 +24,7 @@ NEWER = 99
 
 @pytest.fixture
 def command(capsys, monkeypatch):
-    """The command in this process: exit code, standard output, standard error."""
+    """Runs the command in this process; returns exit code, standard output, standard error."""
 
     def run(*arguments, stdin=b""):
         monkeypatch.setattr(main, "_overrides", {})
@@ -39,7 +39,7 @@ def command(capsys, monkeypatch):
 
 @pytest.fixture
 def refused(command):
-    """The one line that is printed when a call is refused."""
+    """Checks that a call is refused, and returns the one line that is printed."""
 
     def run(*arguments, **given):
         code, out, told = command(*arguments, **given)
@@ -52,7 +52,7 @@ def refused(command):
 
 
 def exported(folder, vocab):
-    """A model of a vocabulary, with random parameters, as a folder of plain files."""
+    """Saves a model of a vocabulary, with random parameters, as a folder of plain files."""
     cfg = tiny_models.config(vocab_size=len(vocab))
     params = jax.tree.map(np.asarray, tiny_models.variables(cfg)["params"])
     exp = txl_jax.config.override(
@@ -70,7 +70,7 @@ def chars(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory):
-    """Of which none is <unk>."""
+    """A model of words whose vocabulary has no <unk>."""
     return exported(tmp_path_factory.mktemp("words") / "model", Vocab.from_words(["the cat saw\n"]))
 
 
@@ -95,7 +95,7 @@ def test_a_line_of_prompts_that_is_not_json_is_named_by_file_and_line(chars, tmp
 
 
 def test_no_new_tokens_are_refused_and_the_last_sample_stays(chars, tmp_path, refused):
-    """The rows of a table have the length 0 in their settings."""
+    """Models trained for the rows of a table have ``generate.length`` 0 in their settings."""
     workdir = tmp_path / "model"
     shutil.copytree(chars, workdir)
     (workdir / "sample.txt").write_text("kept")
@@ -145,12 +145,12 @@ def test_what_the_vocabulary_has_not_is_named_with_its_prompt(chars, words, tmp_
         assert text.startswith(f"generate.{key}: ")
     (tmp_path / "prompts.txt").write_text("the cat\nthe dog\n")
     many = generating(words, prompts_file=tmp_path / "prompts.txt", batch_size=1)
-    assert refused(*many).startswith("prompt 2: ")  # and the first is not continued
+    assert refused(*many).startswith("prompt 2: ")  # and prompt 1 is not continued
     assert not (words / "samples.jsonl").exists()
 
 
 def test_bytes_of_a_flag_that_are_not_utf8_are_refused(chars, words, refused):
-    """But for a model of bytes, which continues them."""
+    """Models of characters and words refuse such bytes; a model of bytes continues them."""
     for folder in (chars, words):
         for wrong in ("\udcc3", "\ud800"):
             assert refused(*generating(folder, prompt=f"a {wrong}")) == (
@@ -160,7 +160,7 @@ def test_bytes_of_a_flag_that_are_not_utf8_are_refused(chars, words, refused):
 
 
 def test_bytes_of_a_flag_reach_a_model_of_bytes(tmp_path, command):
-    """The text is printed, and written as JSON, with U+FFFD; ``sample.txt`` has the bytes."""
+    """Bytes that are not UTF-8 are U+FFFD in printed text and JSON; ``sample.txt`` keeps them."""
     folder = exported(tmp_path / "model", Vocab.all_bytes())
     out = tmp_path / "out.jsonl"
     prompt = b"a\xffb\xe2\x82".decode("utf-8", "surrogateescape")
@@ -175,7 +175,7 @@ def test_bytes_of_a_flag_reach_a_model_of_bytes(tmp_path, command):
 
 
 def test_a_byte_order_mark_is_no_part_of_a_prompt(chars, words, tmp_path, command):
-    """Editors write one before UTF-8 text; it is neither a character nor part of a word."""
+    """Some editors write a mark before UTF-8 text; it is no character and no part of a word."""
     text, lines = tmp_path / "mark.txt", tmp_path / "mark.jsonl"
     text.write_bytes(b"\xef\xbb\xbfthe cat")
     lines.write_bytes(b'\xef\xbb\xbf{"prompt": "the cat"}\n')
@@ -186,7 +186,7 @@ def test_a_byte_order_mark_is_no_part_of_a_prompt(chars, words, tmp_path, comman
 
 
 def test_standard_output_that_lacks_a_character_does_not_end_the_run(tmp_path, monkeypatch):
-    """A terminal in ASCII shows question marks; JSON there has escapes."""
+    """On an ASCII terminal, text has question marks and JSON has escapes."""
     folder = exported(tmp_path / "model", Vocab.from_chars(["é"]))
     for flags, want in (({}, b"?????\n"), ({"json": "-"}, rb'"continuation": "\u00e9')):
         terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
@@ -199,7 +199,7 @@ def test_standard_output_that_lacks_a_character_does_not_end_the_run(tmp_path, m
 
 
 def test_a_flag_with_prompts_replaces_the_prompt_of_the_run(words, tmp_path, command, monkeypatch):
-    """As the README has it: the run's own prompt does not count as a second one."""
+    """The prompt in the run's config does not count as a second prompt."""
     folder = tmp_path / "model"
     shutil.copytree(words, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -260,7 +260,7 @@ def test_an_output_that_cannot_be_written_is_refused(chars, tmp_path, refused):
 
 @pytest.fixture
 def workdir(chars, tmp_path):
-    """With one checkpoint, of step 0."""
+    """A workdir with one checkpoint, of step 0."""
     to_workdir(Request(source=str(chars), workdir=str(tmp_path / "run")))
     return tmp_path / "run"
 
@@ -309,7 +309,7 @@ def test_nothing_to_score_is_refused(chars, tmp_path, refused):
 
 
 def test_json_on_standard_output_is_alone_there(chars, tmp_path, command):
-    """And lines are cut where an editor cuts them: U+2028 is a character of a prompt."""
+    """Only line ends separate lines of input: U+2028 is a character of a prompt."""
     vocab = Vocab.from_chars(["abc\u2028\x0c\n"])
     folder = exported(tmp_path / "model", vocab)
     prompts = tmp_path / "prompts.jsonl"
@@ -336,7 +336,7 @@ CONVERT = r"convert them with  sed -i 's/\r$//' FILE"
 
 @pytest.fixture(scope="module")
 def dos_chars(tmp_path_factory):
-    """Trained on text with CRLF line ends."""
+    """A model with the vocabulary of a text with CRLF line ends."""
     return exported(tmp_path_factory.mktemp("dos") / "model", Vocab.from_chars(["abc \r\n"]))
 
 

@@ -1,4 +1,4 @@
-"""Tokens become text one by one: stop texts and cut characters do not depend on the pieces."""
+"""Tokens become text piece by piece; stop texts and cut characters are the same for any cut."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -22,11 +22,11 @@ VOCABS = {
     "subword": Vocab.from_subwords([b"abab abba \xc3\xa9 ab " * 9], vocab_size=262),
 }
 BYTES = [*b"ab \n", *"é€\ufffd".encode(), 0xFF]
-"""Letters, the bytes of characters of two and three, and one that is in none."""
+"""ASCII bytes, the bytes of characters of two and three bytes, and a byte of no character."""
 
 
 def in_pieces(vocab, prompt, made, sizes, **settings):
-    """Feeds a continuation tokens in pieces of these sizes; returns it and its texts."""
+    """Feeds a continuation tokens in pieces of these sizes; returns it and the shown texts."""
     c = GenerateConfig(length=len(made), **settings)
     row, shown = Continuation("", vocab, c, list(prompt)), []
     ends = np.cumsum(sizes).tolist()
@@ -36,7 +36,7 @@ def in_pieces(vocab, prompt, made, sizes, **settings):
 
 
 def text_of(vocab, prompt, made, valid_text):
-    """The text of all that is made, decoded at once; the prompt's incomplete character is in it."""
+    """The text of ``made``, decoded at once, with the prompt's incomplete last character."""
     before, whole = vocab.decode(prompt), vocab.decode([*prompt, *made])
     if vocab.kind not in ("byte", "subword"):
         return whole[len(before) :]
@@ -47,7 +47,7 @@ def text_of(vocab, prompt, made, valid_text):
 
 
 def without_half(raw):
-    """Bytes without those of an incomplete last character: Python says where it starts."""
+    """The bytes without an incomplete last character, whose start Python's decoder reports."""
     for n in range(1, min(3, len(raw)) + 1):
         try:
             raw[-n:].decode()
@@ -62,7 +62,7 @@ def cases(draw):
     kind = draw(st.sampled_from(sorted(VOCABS)))
     vocab = VOCABS[kind]
     ids = BYTES if kind == "byte" else range(len(vocab))
-    if kind == "subword":  # letters, the two bytes of é, and what was merged
+    if kind == "subword":  # letters, the two bytes of é, and merged symbols
         ids = [*vocab.encode("ab é\n").tolist(), *range(256, len(vocab))]
     prompt = draw(st.lists(st.sampled_from(ids), min_size=1, max_size=3))
     made = draw(st.lists(st.sampled_from(ids), min_size=1, max_size=12))
@@ -78,7 +78,7 @@ def cases(draw):
 @hypothesis.settings(max_examples=250, deadline=None, derandomize=True, database=None)
 @hypothesis.given(cases())
 def test_a_stop_text_is_found_the_same_whatever_the_pieces(case):
-    """Against the definition: of all matches in the text the one that ends first, the longest."""
+    """Of all matches in the text, the one that ends first counts; of several, the longest."""
     vocab, prompt, made, sizes, stops, valid_text = case
     row, shown = in_pieces(vocab, prompt, made, sizes, stop=tuple(stops), valid_text=valid_text)
     text = text_of(vocab, prompt, made, valid_text)
@@ -128,7 +128,7 @@ def test_a_stop_text_of_ids_is_a_whole_id():
 
 
 def scripted(monkeypatch, vocab, prompts, made, size, **settings):
-    """The rows of :func:`continuations` where the model makes these tokens, some at a time."""
+    """The rows of :func:`continuations` if the model makes these tokens, ``size`` at a time."""
     cfg = tiny_models.config(vocab_size=len(vocab))
     trained = TrainedModel(TransformerXL(cfg), None, vocab, ExperimentConfig(model=cfg), 0)
     cuts = range(0, len(made[0]), size)
@@ -156,7 +156,7 @@ def test_rows_of_a_batch_stop_as_they_do_alone(monkeypatch, size):
 
 @pytest.mark.parametrize("size", [1, 2, 7])
 def test_a_prompt_that_ends_inside_a_character_is_continued_with_that_character(monkeypatch, size):
-    """The bytes of a prompt from the command line; the prompt as shown ends before it."""
+    """The prompt ends with two of the character's three bytes; the shown prompt ends before."""
     euro, rest = "€".encode(), list(b"uro\xc3")
     prompt = (b"a\xff" + euro[:2]).decode("utf-8", "surrogateescape")
     made = [euro[2], *rest]
@@ -171,7 +171,7 @@ def test_a_prompt_that_ends_inside_a_character_is_continued_with_that_character(
 
 @pytest.mark.parametrize("kind", ["byte", "char"])
 def test_a_replacement_character_that_the_model_made_is_kept(kind, monkeypatch):
-    """U+FFFD is a character like any other; only incomplete ones are left out."""
+    """U+FFFD is a character like any other; only incomplete characters are left out."""
     vocab = VOCABS[kind]
     made = vocab.encode("a\ufffd").tolist()
     for size in (1, len(made)):

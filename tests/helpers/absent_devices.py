@@ -1,4 +1,4 @@
-"""Devices that are not there: tests that compile for them are skipped without their compilers."""
+"""Devices this machine lacks; tests that compile for them are skipped without the compiler."""
 
 import contextlib
 import importlib.util
@@ -21,9 +21,9 @@ needs_libtpu = pytest.mark.skipif(not HAS_LIBTPU, reason=NO_LIBTPU)
 def absent_tpus(topology: str) -> Iterator[list[jax.Device]]:
     """Yields the chips of a slice to compile for, and restores the environment afterwards.
 
-    At its first program, libtpu ends a process that has the tests' flags of the CPU.
+    libtpu ends a process at its first program if XLA_FLAGS holds the tests' CPU flags.
     """
-    jax.devices()  # the CPU has read its flags
+    jax.devices()  # the CPU backend reads XLA_FLAGS here
     before = dict(os.environ)
     os.environ.pop("XLA_FLAGS", None)
     try:
@@ -47,7 +47,7 @@ def check_compiler(topology: str) -> None:
 
 @pytest.fixture(scope="module")
 def eight_gpus():
-    """Eight absent H200s."""
+    """Descriptions of eight H200s, which need not be present."""
     check_compiler("h200:1x1x8")
     pytest.importorskip("jax_triton", exc_type=ImportError)
     return topology_devices("h200:1x1x8")

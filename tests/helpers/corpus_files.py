@@ -1,4 +1,4 @@
-"""Small corpora in the forms that they are published in, found and refused as data is."""
+"""Small corpora in the formats in which they are published, and functions that look them up."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ def find_ptb(path, cache):
 
 
 def publish(monkeypatch, name="ptb", **changes):
-    """Changes what is published of a corpus."""
+    """Changes fields of a corpus's description in ``CORPORA`` for one test."""
     known = dataclasses.replace(benchmarks.CORPORA[name, None], **changes)
     monkeypatch.setitem(benchmarks.CORPORA, (name, None), known)
 

@@ -1,16 +1,16 @@
-"""Draws random values of random settings; each is refused in one line or its programs are sound.
+"""Draws random settings and values; each draw must be refused in one line or be traceable.
 
     python tests/helpers/draw_settings.py --draws=10000 --seed=0
 
-Each draw changes one to three settings of a tiny experiment, half of the draws as text, which is
-how flags come, and half as values, which is how JSON comes. A draw passes in one of two ways:
+Each draw changes one to three settings of a tiny experiment. Half of the draws give values as
+text, like command-line flags, and half as Python values, like JSON. A draw passes in two ways:
 
-    refused     one ConfigError of one line, from the settings or from a check of memory
+    refused     a ConfigError of one line is raised by the settings or by a check of memory
     accepted    the training step, the scoring of a segment and a step of generation pass
                 ``jax.eval_shape``
 
-Any other exception is a failure, and so is a check that takes 60 seconds of CPU time: it hangs. (On
-a slow CPU, tracing the shapes of a model takes about a second.)
+Any other exception is a failure, and so is a check that takes over 60 seconds of CPU time. (On a
+slow CPU, tracing the shapes of a model takes about a second.)
 """
 
 import argparse
@@ -46,9 +46,9 @@ from txl_jax.training.step import make_dispatch
 
 LONGEST_MESSAGE = 600
 HUNG_SECONDS = 60.0
-"""The most CPU time of this thread that reading and checking settings may take."""
+"""The most CPU time, in seconds, that reading and checking settings may take."""
 DEEP = 8
-"""Deeper models are traced as a scan over layers, or cut: all layers have one program."""
+"""Deeper models are traced as a scan over layers, or with only this many, as all are alike."""
 
 BASE = {
     "model": {
@@ -112,7 +112,7 @@ def settings(cls: type = ExperimentConfig, prefix: str = "") -> dict[str, Any]:
 
 
 def drawn(rng: random.Random, hint: Any) -> Any:
-    """A value for a setting of that type; one time in five of any type."""
+    """A value for a setting of type ``hint``; with probability 1/5, a value of any type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if rng.random() < 0.2:
         return rng.choice(WRONG + INTEGERS + HUGE + FLOATS + EXTREME)
@@ -144,7 +144,7 @@ def changes(rng: random.Random) -> dict[str, Any]:
 
 
 def read(base: ExperimentConfig, changed: dict[str, Any], as_text: bool) -> ExperimentConfig:
-    """The experiment with the changes, as flags give them or as JSON does."""
+    """The experiment with the changes, given as text like flags or as values like JSON."""
     if as_text:
         return override(base, {key: _text(value) for key, value in changed.items()})
     nested = base.to_dict()
@@ -166,7 +166,7 @@ def _text(value: Any) -> str:
 
 
 def check(exp: ExperimentConfig) -> None:
-    """Every check of memory that a mode makes before it works; raises ConfigError."""
+    """Runs the memory checks of training, generation and the probe; they raise ConfigError."""
     check_training_memory(exp, build_meshes(exp))
     if exp.generate.length:
         generate.check_generation_memory(exp.model, exp.generate)
@@ -180,7 +180,7 @@ _traced: set[Any] = set()
 
 
 def trace(exp: ExperimentConfig) -> None:
-    """All programs of an experiment; those that were traced before are passed over."""
+    """Traces all programs of an experiment; skips those that were traced before."""
     t = dataclasses.replace(
         exp.train,
         log_every=exp.train.steps_per_dispatch,
@@ -210,7 +210,7 @@ def _once(key: Any, work: Any) -> None:
 
 
 def train_step(exp: ExperimentConfig) -> None:
-    """One dispatch of training."""
+    """Traces one dispatch of training, which is ``steps_per_dispatch`` updates."""
     if exp.model.n_layer > DEEP:
         exp = dataclasses.replace(exp, model=dataclasses.replace(exp.model, scan_layers=True))
     t = exp.train
@@ -243,7 +243,7 @@ def _batch(lead: tuple[int, ...], rows: int, context_len: int, width: int) -> Ba
 
 
 def scoring(exp: ExperimentConfig, protocol: ProtocolConfig) -> None:
-    """One segment scored under a protocol."""
+    """Traces the scoring of one segment under a protocol."""
     deep = exp.model.n_layer > DEEP
     cfg = dataclasses.replace(exp.model, scan_layers=deep)
     mesh = make_mesh(exp.mesh, cfg, exp.train.batch_size)
@@ -260,7 +260,7 @@ def scoring(exp: ExperimentConfig, protocol: ProtocolConfig) -> None:
 
 
 def generation(exp: ExperimentConfig) -> None:
-    """One token of every continuation of one prompt."""
+    """Traces one step of generation: one token of every continuation of a prompt."""
     layers = min(exp.model.n_layer, DEEP)
     cfg = dataclasses.replace(exp.model, n_layer=layers, scan_layers=False, remat="none")
     c, rows = exp.generate, compiled_rows(exp.generate.samples)
@@ -282,7 +282,7 @@ def generation(exp: ExperimentConfig) -> None:
     )
 
 
-# All of it.
+# The draws and their outcome.
 
 
 @dataclasses.dataclass
@@ -294,7 +294,7 @@ class Outcome:
     failures: list[str] = dataclasses.field(default_factory=list)
 
     def took(self, kind: str, seconds: float, what: str) -> None:
-        """Notes a time."""
+        """Notes the time of a draw if it is the longest of its kind."""
         self.slowest[kind] = max(self.slowest.get(kind, (0.0, "")), (seconds, what))
 
 
@@ -323,11 +323,11 @@ def run(draws: int, seed: int, first: int = 0, traced: bool = True) -> Outcome:
 def _checked(
     base: ExperimentConfig, changed: dict[str, Any], as_text: bool, what: str, outcome: Outcome
 ) -> tuple[ExperimentConfig | None, str]:
-    """Returns the experiment, or ``None`` if it was refused, and the result; notes failures."""
+    """Returns the experiment, ``None`` if refused, and the result in words; notes failures."""
     start, stage, exp = time.thread_time(), "refused by the settings", None
     try:
         exp = read(base, changed, as_text)
-        if exp.model.vocab_size is None:  # as the text would have it
+        if exp.model.vocab_size is None:  # a run takes it from the text
             exp = override(exp, {"model.vocab_size": 30})
         stage = "refused by the devices or their memory"
         check(exp)
@@ -348,7 +348,7 @@ def _short(changed: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Prints counts, the slowest draws and every failure; 1 if there is any."""
+    """Prints counts, the slowest draws and every failure; returns 1 if any draw failed."""
     parser = argparse.ArgumentParser()
     for name, default in (("draws", 10_000), ("seed", 0), ("first", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -19,7 +19,7 @@ SYMBOLS = ["<eos>", *sorted(set(tiny_runs.text().split()))]
 
 
 def prepare(folder, state=foreign_states.pytorch, config=convert.config_from_pytorch, args=ARGS):
-    """State, arguments, vocabulary and text of a tiny model in a folder."""
+    """Writes the state, arguments, vocabulary and text of a tiny model to a folder."""
     assert len(SYMBOLS) == 16
     tensors = {name: np.array(array) for name, array in state(config(args)).items()}
     save_file(tensors, str(folder / "state.safetensors"))

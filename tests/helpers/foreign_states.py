@@ -1,7 +1,7 @@
-"""States of other programs' names and shapes, with random values, written down from their code.
+"""Random model states with the names and shapes of other programs, taken from their code.
 
-:func:`pytorch` follows the authors' PyTorch code; the others put the same values where and how
-NVIDIA's, TF's and Hugging Face's programs have them, so that all convert to one model.
+:func:`pytorch` follows the authors' PyTorch code; the other functions give the same values the
+names and layout of NVIDIA's, TF's and Hugging Face's programs: all four convert to one model.
 """
 
 import numpy as np
@@ -68,9 +68,10 @@ def pytorch(c, seed=0):
 
 
 def nvidia(c, seed=0):
-    """The same values by NVIDIA's names; tied projections are only in ``shared_out_projs``.
+    """The values of :func:`pytorch` by NVIDIA's names.
 
-    A table of positions has whole rows instead of heads.
+    Tied projections are only in ``shared_out_projs``. The ``r_emb`` of ``absolute_per_layer`` has
+    one axis [N*H] where that of :func:`pytorch` has two, [N,H].
     """
     state = {}
     for name, array in pytorch(c, seed).items():
@@ -92,7 +93,7 @@ def nvidia(c, seed=0):
 
 
 def huggingface(c, seed=0):
-    """The same values as Hugging Face's ``TransfoXLLMHeadModel`` has them."""
+    """The values of :func:`pytorch` by the names of Hugging Face's ``TransfoXLLMHeadModel``."""
     state = {}
     for name, array in pytorch(c, seed).items():
         if name in ("r_w_bias", "r_r_bias"):
@@ -102,7 +103,7 @@ def huggingface(c, seed=0):
             if not c.untie_r:
                 state["transformer." + name] = array
         elif name.startswith("crit.cluster_"):
-            state[name] = array[::-1]  # tail i at column cutoffs[0] + i - 1, not at -i
+            state[name] = array[::-1]  # here tail i is row i - 1, in pytorch() row -i
         elif name.startswith("crit."):
             state[name] = array
         else:
@@ -111,9 +112,9 @@ def huggingface(c, seed=0):
 
 
 def tensorflow(c, seed=0):
-    """The same values as a checkpoint of the authors' TF code has them, optimizer included.
+    """The values of :func:`pytorch` as a checkpoint of the authors' TF code, with its optimizer.
 
-    Where TF leaves out a projection (``proj_same_dim`` False) there is none. Weights are tied.
+    A projection that TF leaves out (``proj_same_dim`` False) is absent. Weights are tied.
     """
     pt, tf = pytorch(c, seed), {}
     has = lambda width: width != c.d_model or (c.div_val > 1 and c.proj_same_dim)

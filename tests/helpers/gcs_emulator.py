@@ -4,9 +4,9 @@
 
 It prints its port, then serves until it is stopped.
 
-The package gcp-storage-emulator stores the objects. This file adds what it leaves out and the
-clients rely on: conditions on the generation of an object, the generation of what was read, and
-that an upload which ends early stores nothing.
+The package gcp-storage-emulator stores the objects. This file adds what clients rely on and the
+package lacks: conditions on the generation of an object, the generation in the response to a
+read, and that an upload which is cut off stores nothing.
 """
 
 import functools
@@ -37,7 +37,7 @@ class Handler(server.RequestHandler):
         name = urllib.parse.unquote(name.removeprefix("/"))
         name = query.get("name", [name])[0]
         body = self.rfile.read(size := int(self.headers.get("Content-Length") or 0))
-        if len(body) < size:  # the client ended in the middle of an upload
+        if len(body) < size:  # the client stopped during an upload
             return False
         self.rfile = io.BytesIO(body)
         if not name and (found := re.search(rb'"name": "(.*?)"', body[:2000])):

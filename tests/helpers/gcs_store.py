@@ -13,7 +13,7 @@ EMULATOR = pathlib.Path(__file__).with_name("gcs_emulator.py")
 
 
 def forget_clients():
-    """Makes the next use of a bucket connect to the address of the environment."""
+    """Makes the next use of a bucket connect to the address in the environment variables."""
     from etils.epath import backend
 
     paths.store.cache_clear()
@@ -26,7 +26,7 @@ def forget_clients():
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory):
     """The folder in which the emulator stores the objects of the bucket ``gs://box``."""
-    for package in ("gcsfs", "gcp_storage_emulator"):  # imported later, with the environment
+    for package in ("gcsfs", "gcp_storage_emulator"):  # imported once the variables are set
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     folder = tmp_path_factory.mktemp("store")
@@ -39,7 +39,7 @@ def objects(tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("STORAGE_EMULATOR_HOST", address)
             patch.setenv("TENSORSTORE_GCS_HTTP_URL", address)
-            patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # needs real credentials
+            patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # true needs credentials
             forget_clients()
             yield folder / ".cloudstorage" / "box"
         server.kill()
@@ -48,6 +48,6 @@ def objects(tmp_path_factory):
 
 @pytest.fixture
 def place(objects, request):
-    """The address of a folder of its own for a test; nothing is in it."""
+    """The address of an empty folder that only this test uses."""
     name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
     return f"gs://box/{name}"

@@ -16,13 +16,13 @@ WITH_MEMORY: dict[str, dict[str, Any]] = {
     "adaptive": {"cutoffs": (4, 9), "div_val": 2},
 }
 WITHOUT_MEMORY: dict[str, dict[str, Any]] = {
-    "absolute": {"attention": "absolute", "n_positions": 2},  # which it does not use
+    "absolute": {"attention": "absolute", "n_positions": 2},  # n_positions has no effect
     "absolute_per_layer": {"attention": "absolute_per_layer", "n_positions": 5, "d_head": 4},
 }
 
 
 def some(forms, *default):
-    """All of the forms; those that are not among the default ones are slow tests."""
+    """All of the forms as test parameters; those not in ``default`` are slow tests."""
     slow = lambda form: () if form in default else (pytest.mark.slow,)
     return [pytest.param(form, marks=slow(form)) for form in forms]
 

@@ -1,6 +1,6 @@
-"""Fused attention by Triton's interpreter and without it, in every form that a kernel tells apart.
+"""Fused attention in Triton's interpreter and plain attention, in every form kernels distinguish.
 
-The interpreter works in a process of its own, since Triton is imported for it in another way.
+The interpreter has a process of its own: TRITON_INTERPRET must be set when Triton is imported.
 """
 
 import concurrent.futures
@@ -68,7 +68,7 @@ FORMS: dict[str, dict] = {
 NAMES = ("out", "dq", "dk", "dval", "du", "dv", "dr")
 TILE = {"SX": 16, "SD": 32, "SQ": 32, "SK": 16}
 TOLERANCE = {"float32": 1e-6, "float16": 5e-3, "bfloat16": 2e-2}
-"""Of the largest entry; measured here: at most 6.5e-7 in float32 and 1.4e-3 in float16."""
+"""Errors relative to the largest entry; measured: 6.5e-7 at most in float32, 1.4e-3 in float16."""
 
 
 def made(form, dtype="float32"):
@@ -94,18 +94,18 @@ def made(form, dtype="float32"):
 
 
 def values_and_gradients(attend, inputs):
-    """By name, compiled."""
+    """Attention and its gradients by name, computed under ``jit``."""
     return by_name(jax.jit(parity.values_and_gradients, static_argnums=0)(attend, inputs))
 
 
 def floats_as(x, dtype):
-    """The tree with its floating-point arrays of another dtype."""
+    """The tree with its floating-point arrays converted to ``dtype``."""
     change = lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
     return jax.tree.map(change, x)
 
 
 def by_name(results):
-    """Values and gradients as NumPy arrays, by ``NAMES``."""
+    """Attention and its gradients as a dict of NumPy arrays with the keys ``NAMES``."""
     out, (dq, dk, dval, positions) = results
     found = (out, dq, dk, dval, positions.u, positions.v, positions.r)
     return {name: np.asarray(x, np.float64) for name, x in zip(NAMES, found, strict=True)}
@@ -114,7 +114,7 @@ def by_name(results):
 def assert_near(found, expected, tolerance):
     for name in NAMES:
         assert np.isfinite(found[name]).all(), name
-        # Where a query sees itself alone, gradients are 0: a difference of sums of H products.
+        # If queries see only themselves, gradients are 0 up to rounding of sums of H products.
         largest = np.abs(expected[name]).max()
         largest = largest if largest > 1e-9 else expected["out"].shape[-1] ** 0.5
         apart = np.abs(found[name] - expected[name]).max() / largest
@@ -122,14 +122,14 @@ def assert_near(found, expected, tolerance):
 
 
 def expected(form, dtype="float32"):
-    """What plain attention gives in float32 for the same numbers."""
+    """Plain attention and its gradients in float32, for the same inputs."""
     inputs = floats_as(made(form, dtype), jnp.float32)
     with jax.default_matmul_precision("highest"):
         return values_and_gradients(reference.attend, inputs)
 
 
 def in_float64(form, dtype="float32"):
-    """Attention with a vector of distance for every pair, in float64; and its gradients."""
+    """Attention that looks up a distance vector for every pair, and its gradients, in float64."""
     inputs = made(form, dtype)
     mask, t, m = inputs.mask, inputs.mask.seg_len, inputs.mask.mem_len
     seen, keep = np.asarray(mask.allowed()), np.ones(())
@@ -148,7 +148,7 @@ def in_float64(form, dtype="float32"):
         weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf)) * keep
         return jnp.einsum("nbtk,nbkh->nbth", weights, val)
 
-    # The direction is that of float32, drawn before.
+    # The direction is drawn in float32, as in parity.values_and_gradients.
     direction = np.asarray(jax.random.normal(jax.random.key(9), inputs.q.shape), np.float64)
     arrays = (inputs.q, inputs.k, inputs.val, inputs.positions)
     numbers = jax.tree.map(lambda x: np.asarray(x, np.float64), arrays)
@@ -160,7 +160,7 @@ def in_float64(form, dtype="float32"):
 
 @pytest.fixture(scope="module")
 def interpreter():
-    """Where functions of this module run with Triton's interpreter."""
+    """A process pool in which functions of this module run with Triton's interpreter."""
     pytest.importorskip("torch", reason="Triton's interpreter works on PyTorch's arrays")
     pytest.importorskip("triton")
     context = multiprocessing.get_context("spawn")
@@ -173,7 +173,7 @@ def interpreter():
 
 
 def small_tiling(form):
-    """As ``triton.tiling``, with the tiles of a form of ``FORMS``."""
+    """A replacement of ``triton.tiling`` with the tiles of a form of ``FORMS``."""
     sizes = {**TILE, **form.get("tile", {})}
 
     def tiling(kernel, *_):
@@ -186,16 +186,16 @@ def small_tiling(form):
 
 
 def interpreted(form, dtype="float32"):
-    """What the kernels give; called in the interpreter's process."""
+    """The kernels' attention and gradients; called in the interpreter's process."""
     triton.launch = launch_interpreted
     triton.tiling = small_tiling(form)
     setattr(triton.Form, "every", form.get("every", 4))  # noqa: B010
-    # Without jit, so that kernels are given arrays.
+    # Without jit, so that kernels get arrays and not tracers.
     return by_name(parity.values_and_gradients(triton.attend, made(form, dtype)))
 
 
 def launch_interpreted(kernel, given, results, grid, form):
-    """As ``triton.launch``. What is not written is no number."""
+    """Replaces ``triton.launch``; entries that a kernel does not write are NaN."""
     import torch
     from triton.runtime import interpreter as runtime
 
@@ -214,7 +214,7 @@ def launch_interpreted(kernel, given, results, grid, form):
 
 @contextlib.contextmanager
 def indices_of_one_element(runtime):
-    """For Triton 3.6's interpreter: NumPy 2.4 makes no integer of an array of one element."""
+    """Lets Triton 3.6's interpreter convert one-element arrays to int, which NumPy 2.4 refuses."""
     plain = runtime._patch_lang_tensor
 
     def patched(tensor, scope):

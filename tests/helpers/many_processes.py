@@ -33,27 +33,27 @@ def run(argv):
 sys.argv = sys.argv[1:]
 app.run(run, flags_parser=main.parse_flags)
 """
-"""``main``, and at its end which rows of the text this process has read, as JSON."""
+"""A program that runs ``main``, then writes as JSON which rows of the text it has read."""
 
 
 QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-"""A start is mostly compiling; this halves it (measured: 15 s of a core where it was 29 s)."""
+"""Halves the start of a process, mostly compiling (measured: 15 s of a core, without it 29 s)."""
 
 
 class Processes:
-    """N processes of one command, each with its output in a file; ended when it is left."""
+    """N processes of one command, each with its output in a file; the context's end kills them."""
 
     def __init__(self, folder, n, *arguments, devices=1, heartbeat=60, spy=None, slurm=False):
-        """Starts them.
+        """Starts the processes.
 
         Args:
-          folder: for their outputs.
-          n: how many; 1 is started as a user starts one.
-          arguments: of ``txl_jax.main``.
-          devices: of each.
-          heartbeat: seconds of silence after which one counts as dead.
+          folder: where the files with their outputs are written.
+          n: number of processes; 1 is started without flags about other processes.
+          arguments: the command line of ``txl_jax.main``.
+          devices: number of CPU devices of each process.
+          heartbeat: seconds of silence after which a process counts as dead.
           spy: path; ``spy.rows-I`` will hold the rows that process I has read.
-          slurm: started as srun does: what says who is who is in the environment.
+          slurm: whether environment variables like srun's, not flags, number the processes.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.outputs = [folder / f"output-{i}.txt" for i in range(n)]
@@ -91,13 +91,13 @@ class Processes:
             process.wait()
 
     def wait(self, timeout=240):
-        """Exit codes and outputs once all have ended; a hang fails."""
+        """Exit codes and outputs once all have ended; fails after ``timeout`` seconds."""
         limit = time.monotonic() + timeout
         self.until(lambda: all(p.poll() is not None for p in self.all), limit)
         return [p.returncode for p in self.all], [self.output(i) for i in range(len(self.all))]
 
     def until(self, true, limit=None):
-        """Waits for something; fails, with what the processes said, at a time."""
+        """Waits until ``true()``; fails with the processes' outputs at time ``limit``."""
         limit = limit or time.monotonic() + 240
         while not true():
             if time.monotonic() > limit:
@@ -106,7 +106,7 @@ class Processes:
             time.sleep(0.02)
 
     def until_step(self, metrics, step):
-        """Waits until ``metrics.jsonl`` has a record of a step, or one later."""
+        """Waits until ``metrics.jsonl`` has a record of ``step`` or of a later step."""
 
         def there():
             ended = [p.returncode for p in self.all if p.poll() is not None]
@@ -117,19 +117,19 @@ class Processes:
         self.until(there)
 
     def output(self, i):
-        """What a process has said so far, on either stream."""
+        """What process i has written so far to stdout and stderr."""
         return self.outputs[i].read_text(errors="replace")
 
 
 def free_port():
-    """One that nothing listens on."""
+    """A port that nothing listens on."""
     with socket.socket() as at:
         at.bind(("127.0.0.1", 0))
         return at.getsockname()[1]
 
 
 def of_slurm(job, n, i):
-    """What srun tells process i of n on one machine, as far as JAX asks."""
+    """The variables of srun that JAX reads, for process i of n on one machine."""
     return {
         "SLURM_JOB_ID": str(job),
         "SLURM_STEP_NODELIST": "localhost",
@@ -141,7 +141,7 @@ def of_slurm(job, n, i):
 
 
 def job_with_free_port():
-    """A job's number from which JAX makes a port that nothing listens on."""
+    """A job number from which JAX computes a port that nothing listens on."""
     for job in range(os.getpid() % 4096, 8192):
         with contextlib.suppress(OSError), socket.socket() as at:
             at.bind(("127.0.0.1", job % 4096 + 61440))
@@ -150,7 +150,7 @@ def job_with_free_port():
 
 
 def ran(folder, n, *arguments, timeout=240, **more):
-    """Runs N processes to their end, which must be good; their outputs."""
+    """Runs N processes to their end; returns their outputs; every exit code must be 0."""
     with Processes(folder, n, *arguments, **more) as processes:
         codes, outputs = processes.wait(timeout)
     assert codes == [0] * n, "\n---\n".join(outputs)

@@ -1,11 +1,11 @@
-"""Runs agents of memorax with our torso, as a program of an environment that has memorax.
+"""Runs memorax's agents with ``SequenceModel``, in a Python environment that has memorax.
 
     python memorax_runs.py ppo FOLDER       5 updates, a checkpoint, 5 updates more
     python memorax_runs.py resume FOLDER    5 updates from that checkpoint
-    python memorax_runs.py learn FOLDER     PPO until it remembers
+    python memorax_runs.py learn FOLDER     PPO on a memory task, and its mean returns
     python memorax_runs.py r2d2 FOLDER      some updates of R2D2
 
-Each writes what it found as MODE.json or MODE.npz.
+Each writes its results as MODE.json or MODE.npz.
 """
 
 import json
@@ -31,7 +31,7 @@ ENVIRONMENTS, STEPS, WIDTH, DELAY = 16, 16, 32, 6
 
 
 class Recall:
-    """The first observation is 1 or -1; DELAY steps later the action that it named is right."""
+    """The first observation, 1 or -1, names the action that is right DELAY steps later."""
 
     def reset(self, key, params=None):
         """Returns observation and state: time and cue."""
@@ -39,7 +39,7 @@ class Recall:
         return jnp.array([2.0 * cue - 1.0, 0.0]), (jnp.int32(0), cue)
 
     def step(self, key, state, action, params=None):
-        """As gymnax: observation, state, reward, done, information."""
+        """Returns observation, state, reward, done and information, as in gymnax."""
         time, cue = state[0] + 1, state[1]
         done = time > DELAY
         reward = jnp.where(done, jnp.where(action == cue, 1.0, -1.0), 0.0)
@@ -50,7 +50,7 @@ class Recall:
         return observation, state, reward, done, {}
 
     def action_space(self, params=None):
-        """Two actions."""
+        """Returns the space of two actions."""
         return Discrete(2)
 
 
@@ -65,7 +65,7 @@ def network(head: nn.Module) -> Network:
 
 
 def ppo(epochs: int, minibatches: int) -> PPO:
-    """The agent."""
+    """A PPO agent with separate networks for actor and critic."""
     settings = PPOConfig(
         name="ppo", num_envs=ENVIRONMENTS, num_eval_envs=64, num_steps=STEPS, gamma=0.95,
         gae_lambda=0.95, num_minibatches=minibatches, update_epochs=epochs,
@@ -83,7 +83,7 @@ def parameters(state: Any) -> dict[str, Any]:
 
 
 def saved(folder: pathlib.Path) -> None:
-    """PPO with one update an epoch, so its divergence compares acting with learning."""
+    """Runs PPO with one update per rollout, so its KL divergence compares acting with learning."""
     agent, divergence = ppo(epochs=1, minibatches=1), []
     key, state = agent.init(jax.random.key(0))
     with ocp.StandardCheckpointer() as checkpointer:
@@ -101,7 +101,7 @@ def saved(folder: pathlib.Path) -> None:
 
 
 def resume(folder: pathlib.Path) -> None:
-    """The last five of these updates, from the checkpoint."""
+    """Runs the last five updates of :func:`saved` again, from its checkpoint."""
     agent = ppo(epochs=1, minibatches=1)
     key, state = agent.init(jax.random.key(1))
     with ocp.StandardCheckpointer() as checkpointer:
@@ -114,7 +114,7 @@ def resume(folder: pathlib.Path) -> None:
 
 
 def learn(folder: pathlib.Path) -> None:
-    """The mean return of the last episodes, and of new ones without exploration."""
+    """Writes the mean return of PPO's last episodes, and of new ones without exploration."""
     agent = ppo(epochs=4, minibatches=4)
     key, state = agent.init(jax.random.key(0))
     key, state, transitions = agent.train(key, state, 60 * ENVIRONMENTS * STEPS)
@@ -126,7 +126,7 @@ def learn(folder: pathlib.Path) -> None:
 
 
 def r2d2(folder: pathlib.Path) -> None:
-    """The losses of R2D2, whose burn-in makes a carry."""
+    """Writes the losses of R2D2, whose burn-in computes the first carry."""
     buffer = make_prioritised_episode_buffer(
         max_length=4096, min_length=256, sample_batch_size=16, sample_sequence_length=20,
         add_batch_size=ENVIRONMENTS, add_sequences=True,

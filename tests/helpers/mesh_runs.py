@@ -1,4 +1,4 @@
-"""The same training on any mesh of devices: its gradient, its losses, its compiled step."""
+"""A small training run on any mesh of devices: its gradient, losses and compiled step."""
 
 import dataclasses
 import functools
@@ -51,17 +51,17 @@ def experiment(mesh=(1, 1, 1), **changes) -> ExperimentConfig:
 def batches(vocab_size=V) -> list[Batch]:
     rng = np.random.default_rng(0)
     weights = np.ones((B, T), np.float32)
-    weights[0, T // 2 :] = 0  # rows need not have as many targets
+    weights[0, T // 2 :] = 0  # rows may differ in their number of targets
     made = []
     for step in range(STEPS):
-        tokens = np.minimum(rng.geometric(0.05, (B, T + 1)), vocab_size) - 1  # all clusters
+        tokens = np.minimum(rng.geometric(0.05, (B, T + 1)), vocab_size) - 1  # from all clusters
         tokens = tokens.astype(np.int32)
         made.append(Batch(tokens[:, :-1], tokens[:, 1:], weights, np.full(B, step == 0)))
     return made
 
 
 def prepared(exp: ExperimentConfig):
-    """Model, optimizer, shardings, and the state from the parameters of one device's run."""
+    """Model, optimizer, shardings, and the initial state, which is the same on every mesh."""
     t = exp.train
     shardings = Shardings(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
     plain = dataclasses.replace(exp, model=dataclasses.replace(exp.model, scan_layers=False))
@@ -73,7 +73,7 @@ def prepared(exp: ExperimentConfig):
 
 
 def gradient(exp: ExperimentConfig):
-    """Of the first step, layers one by one, on the host."""
+    """The gradient of the first step, on the host, with layers unstacked."""
     model, _, shardings, state = prepared(exp)
     batch = jax.device_put(batches(exp.model.vocab_size)[0], shardings.rows())
 
@@ -98,7 +98,7 @@ def training(exp: ExperimentConfig):
 
 
 def assert_close(got, want, rtol):
-    """Every leaf as near as its largest entry times ``rtol``."""
+    """Asserts that each leaf differs by at most ``rtol`` times its largest entry."""
     for (path, a), (_, b) in zip(
         jax.tree_util.tree_leaves_with_path(got),
         jax.tree_util.tree_leaves_with_path(want),

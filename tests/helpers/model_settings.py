@@ -1,7 +1,7 @@
 """One small model for every value of every setting of the model.
 
-A new setting, or a new value of one, is in :func:`models` by itself, so that the tests that go
-through all of them notice it. A setting that is a number needs a value in :data:`VALUES`.
+A new setting, or a new value of a setting, is in :func:`models` automatically, so that tests over
+all models notice it. A setting that is a number needs a value in :data:`VALUES`.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ VALUES: dict[str, list[Any]] = {
     "mixtures": [3],
     **{key: [0.1] for key in ("init_std", "proj_init_std", "norm_epsilon")},
 }
-"""Values other than the default, for settings of which the type does not list them all."""
+"""Values other than the default, for each setting whose type does not list its values."""
 
 _CLUSTERS: dict = {"cutoffs": (4, 9), "div_val": 2}
 NEEDS: dict[str, dict] = {
@@ -46,7 +46,7 @@ NEEDS: dict[str, dict] = {
     "proj_same_dim": _CLUSTERS,
     "tie_weight": {"d_embed": 5},
 }
-"""Other settings, by the setting that needs them to matter."""
+"""By setting: the other settings without which it has no effect."""
 
 
 def values(field: dataclasses.Field) -> list:
@@ -70,7 +70,7 @@ def _listed(kind: Any):
 
 @functools.cache
 def models() -> dict[str, txl_jax.TransformerXLConfig]:
-    """Configurations by a name such as ``gate=gru``, without those that are refused together."""
+    """Configurations by a name such as ``gate=gru``, each with the settings that it needs."""
     found = {}
     for field in dataclasses.fields(txl_jax.TransformerXLConfig):
         for value in values(field):

@@ -1,4 +1,4 @@
-"""Parameters and gradients at which an optimizer's rule shows, and what it makes of them."""
+"""Parameters and gradients for tests of an optimizer's rule, and the updates it computes."""
 
 import copy
 from typing import Any
@@ -31,7 +31,7 @@ def flat(tree):
 
 
 def edge_cases(form):
-    """Parameters, one with a norm above 10 and one of zeros; gradients, one of zeros."""
+    """Parameters, one with a norm above 10 and one all zeros, and gradients, one all zeros."""
     params = copy.deepcopy(tiny_models.variables(tiny_models.config(**FORMS[form]))["params"])
     layer = params["layer_0"]
     layer["feed_forward"]["inner"]["kernel"] *= 30
@@ -46,7 +46,7 @@ def edge_cases(form):
 
 
 def by_optimizer(params, gradients, c, place=lambda tree: tree):
-    """Parameters after each gradient, by the config's optimizer under ``jit``."""
+    """Yields the parameters after each gradient, by the optimizer of settings ``c``, jitted."""
     exp = ExperimentConfig(optimizer=c, train=TrainConfig(steps=STEPS))
     optimizer = make_optimizer(exp)
     params = place(params)

@@ -1,4 +1,4 @@
-"""The published PyTorch programs themselves, where they and torch are at hand; else a skip.
+"""Runs the published PyTorch programs; tests are skipped where these or torch are missing.
 
 ``TXL_AUTHORS_CODE`` and ``TXL_NVIDIA_CODE`` name the folders of their code that
 ``tests/recorded/record.py`` takes as ``--original`` and ``--nvidia``. Hugging Face's library
@@ -21,7 +21,7 @@ FOLDERS = {"pytorch": "TXL_AUTHORS_CODE", "nvidia": "TXL_NVIDIA_CODE"}
 
 
 def model(program, folder):
-    """The program's model, made from the files that were written for it, with every tensor."""
+    """The program's model, from files written for it that must have exactly its tensors."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     if program == "huggingface":
         transformers = pytest.importorskip("transformers", reason="transformers is not installed")

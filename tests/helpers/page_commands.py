@@ -1,4 +1,4 @@
-"""What a page of the documentation links to and calls."""
+"""The links of a documentation page and the commands in it."""
 
 import re
 import shlex
@@ -13,13 +13,13 @@ def links(text: str) -> list[str]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """Flags of every call of txl_jax.main, by itself or through launch/, in ``sh`` blocks."""
+    """Flags of every call of txl_jax.main, directly or through launch/, in ``sh`` blocks."""
     found = calls(text, r"txl_jax\.main$|launch/(?!test\.sh)|^txl$")
     return [[word for word in words if word.startswith("--")] for words in found]
 
 
 def calls(text: str, program: str) -> list[list[str]]:
-    """Arguments of every call of a program (an expression for a word) in ``sh`` blocks."""
+    """Arguments of every call, in ``sh`` blocks, of a program given as a regular expression."""
     found = []
     for block in re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():

@@ -8,7 +8,7 @@ from places import ROOT
 
 
 class Edit(NamedTuple):
-    """Lines of a file that are replaced; ``about`` is what the line before them, @@, says."""
+    """A replacement of lines in a file; ``about`` is the text of the @@ line before them."""
 
     file: str
     about: str
@@ -36,14 +36,14 @@ def _of(block: str):
 
 
 def _pieces(file: str, about: str, lines: list[str]):
-    """One edit for each run of lines with an unchanged or removed line to find its place by."""
+    """Yields the edit of one hunk; its unchanged and removed lines are what is replaced."""
     before = [line[1:] for line in lines if line[:1] != "+"]
     after = [line[1:] for line in lines if line[:1] != "-"]
     yield Edit(file, about, "\n".join(before) + "\n", "\n".join(after) + "\n")
 
 
 def copy_with(folder, chosen):
-    """A copy of the repository's Python files with the edits; each place is found exactly once."""
+    """A copy of the repository's Python files with the edits; asserts that each fits one place."""
     for name in ("txl_jax", "tests", "benchmarks", "configs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.cfg", "pyproject.toml"):

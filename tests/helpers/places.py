@@ -5,4 +5,4 @@ import pathlib
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 RECORDED = ROOT / "tests" / "recorded"
-"""What other programs gave: see the README there."""
+"""Recorded results of other programs; see the README there."""

@@ -1,4 +1,4 @@
-"""The programs of a tiny experiment as they are planned; one is compiled once for all tests."""
+"""The planner's programs of tiny experiments, each compiled once for all tests."""
 
 import functools
 from typing import Any
@@ -31,12 +31,12 @@ def experiment(**changes) -> ExperimentConfig:
 
 
 def train_program(**changes) -> Any:
-    """The train program of a tiny experiment; one is compiled once for all tests."""
+    """The train program of a tiny experiment; it is compiled once for all tests."""
     return _programs(tuple(sorted(changes.items())), ("train",))["train"]
 
 
 def compiled(**changes) -> dict[str, Any]:
-    """The main programs of a tiny experiment by their names."""
+    """The programs of a tiny experiment that ``MAIN`` lists, by name."""
     return _programs(tuple(sorted(changes.items())), MAIN)
 
 

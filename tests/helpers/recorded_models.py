@@ -16,7 +16,7 @@ OTHER_RECORDINGS = ("lamb",)
 
 
 def recordings():
-    """Name and folder of every recorded model; what several folders have comes from the first."""
+    """Name and folder of every recorded model; the first folder counts if several have a model."""
     found: dict[str, str] = {}
     for where, folder in FOLDERS.items():
         for file in sorted(folder.glob("*.json")):
@@ -26,7 +26,7 @@ def recordings():
 
 
 class Recorded:
-    """One recorded run of the original."""
+    """One recorded run of an original program."""
 
     def __init__(self, name, where):
         folder = FOLDERS[where]
@@ -47,7 +47,7 @@ class Recorded:
     def first_mems(self, model):
         mems = model.init_mems(self.meta["batch_size"], self.mem_len)
         given = self.under("init_mem/")
-        if given:  # TF's way: zeros that are attended to
+        if given:  # as in TF: queries attend to zeros
             assert not any(state.any() for state in given.values())
             mems = mems.replace(filled=np.full_like(mems.filled, self.mem_len))
         return mems

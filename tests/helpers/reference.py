@@ -1,12 +1,12 @@
-"""The model once more, slow and obvious: loops over heads, queries, keys and words, in float64.
+"""A second, slow and simple model in float64: loops over heads, queries, keys and words.
 
-Written from the formulas of the papers (Transformer-XL, section 3.3, without appendix B: every
-position is scored for every pair; adaptive softmax: every word of every cluster). No code of the
-package is used. One row at a time:
+It follows the papers' formulas (Transformer-XL, section 3.3, without appendix B: each pair's
+position is scored; adaptive softmax: every word of every cluster) and uses no code of the
+package. Functions compute one row at a time:
 
   params  the package's parameters as nested dicts of numpy arrays
   cfg     only attributes are read: n_layer, d_head, attention, pre_lnorm, cutoffs, …
-  memory  for each layer the list of its past inputs, oldest first, as long as it is: no padding
+  memory  for each layer the list of its past inputs, oldest first, without padding
 """
 
 import dataclasses
@@ -17,14 +17,14 @@ import re
 import numpy as np
 
 ANY = None
-"""The values of a setting that the formulas hold for whatever it is."""
+"""Marks a setting for which the formulas hold whatever its value."""
 
 UNUSED = {
-    # Initial values, and what is for training alone.
+    # Initial values, and settings that only training uses.
     *("init_std", "proj_init_std", "sample_softmax", "dropout_mask"),
     *("dropout", "dropout_input", "dropout_output", "dropout_qkv"),
     *("dropout_embedding", "dropatt", "dropout_latent"),
-    # How the program computes the same numbers, to rounding.
+    # Settings of how numbers are computed, which change them only by rounding.
     *("matmul_precision", "scan_layers", "remat", "kernel"),
 }
 """Settings that change no formula here."""
@@ -46,7 +46,7 @@ KNOWN = {
     "dtype": ("auto", "float32"),
     **dict.fromkeys(UNUSED, ANY),
 }
-"""All settings of the model, each with its values that the formulas here have."""
+"""All settings of the model, each with the values that the formulas here cover."""
 
 PARAMETERS = re.compile(
     r"layer_\d+/attention/(query|key|value|output|position|u|distance|(value|output|distance)_bias)"
@@ -60,7 +60,7 @@ PARAMETERS = re.compile(
 
 
 def check_known(params, cfg):
-    """Raises NotImplementedError for a setting, a value or a parameter that no formula here has."""
+    """Raises NotImplementedError for a setting, value or parameter that no formula here covers."""
     for field in dataclasses.fields(cfg):
         value = getattr(cfg, field.name)
         known = KNOWN.get(field.name, ())
@@ -104,7 +104,7 @@ def layer_norm(x, p, cfg):
 
 
 def feed_forward(x, p, cfg):
-    """W2 f(W1 x + b1) + b2, with f relu, or gelu by its tanh."""
+    """W2 f(W1 x + b1) + b2, with f relu, or gelu in its tanh approximation."""
     activations = {
         "relu": lambda z: np.maximum(z, 0.0),
         "gelu": lambda z: 0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))),
@@ -114,7 +114,7 @@ def feed_forward(x, p, cfg):
 
 
 def joined(x, y, p):
-    """x + y, or the GRU gate of x and relu(y); ``p`` has its parameters, or is ``None``."""
+    """x + y if ``p`` is ``None``, else the GRU gate of x and relu(y) with the parameters ``p``."""
     if p is None:
         return x + y
     sigmoid = lambda a: 1 / (1 + np.exp(-a))
@@ -147,7 +147,7 @@ def attention_mask(i, n_past, mem_len, same_length, starts):
 
 
 def score(h_i, h_j, distance, n, p, u, v, cfg):
-    """What head n makes of one query and one key, before the division by sqrt(H)."""
+    """The score of one query and one key in head n, before the division by sqrt(H)."""
     q, k = h_i @ p["query"][:, n], h_j @ p["key"][:, n]
     if cfg.attention == "relative":
         r = sinusoid(distance, cfg) @ p["position"][:, n]
@@ -165,7 +165,7 @@ def score(h_i, h_j, distance, n, p, u, v, cfg):
 
 
 def attention(queries, past_and_present, p, u, v, cfg, mem_len, starts):
-    """What each query gathers: a list of T vectors [D]."""
+    """The result of attention for each query: a list of T vectors [D]."""
     n_past = len(past_and_present) - len(queries)
     gathered = []
     for i, h_i in enumerate(queries):
@@ -192,12 +192,12 @@ def core(params, cfg, inputs, memory, mem_len, starts=()):
     Args:
       inputs: list of T vectors [D], real tokens only.
       memory: L lists of vectors [D].
-      mem_len: M, the most that memory keeps.
-      starts: positions where a new episode begins; nothing is seen or remembered across.
+      mem_len: M, the largest number of positions that memory keeps.
+      starts: positions where a new episode begins; earlier positions are neither seen nor kept.
     """
     check_known(params, cfg)
     states, new_memory = list(inputs), []
-    from_end = range(len(states) - 1, -1, -1)  # positions of the absolute forms
+    from_end = range(len(states) - 1, -1, -1)  # positions in the absolute forms
     if cfg.attention == "absolute":
         states = [h + sinusoid(e, cfg) for h, e in zip(states, from_end, strict=True)]
     for n in range(cfg.n_layer):
@@ -241,7 +241,7 @@ def clusters(cfg):
 
 
 def projection(params, cfg, i, of_softmax):
-    """[d_i,D], from the width of cluster i to that of the model; of the embedding or softmax."""
+    """The matrix [d_i,D] from cluster i's width to the model's, of the embedding or softmax."""
     width = (cfg.d_embed or cfg.d_model) // cfg.div_val**i
     if width == cfg.d_model and (cfg.div_val == 1 or not cfg.proj_same_dim):
         return np.eye(cfg.d_model)
@@ -278,7 +278,7 @@ def log_softmax(z):
 
 
 def scores_of_words(params, cfg, h):
-    """[V] from one output state: logits; with clusters log p(cluster) + log p(word | cluster)."""
+    """Scores [V] of one state: logits; with clusters log p(cluster) + log p(word | cluster)."""
     check_known(params, cfg)
     logits = []
     for i in range(len(cfg.cutoffs) + 1):

@@ -1,4 +1,4 @@
-"""What a run leaves, compared with what another one leaves; and runs that are asked to stop."""
+"""Compares the records and final states of two runs; and a guard that stops a run."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ from txl_jax.training.state import init_state
 
 
 def records(workdir):
-    """metrics.jsonl without what depends on the clock."""
+    """The records of metrics.jsonl without their times."""
     lines = paths.path(str(workdir), "metrics.jsonl").read_bytes().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "timing"} for line in lines]
 
@@ -60,7 +60,7 @@ class StopAt(PreemptionGuard):
 
 
 def assert_near(a, b, tolerance=1e-5):
-    """Records are the same, and their numbers relatively near."""
+    """Asserts that records are equal, floats up to the relative ``tolerance``."""
     assert len(a) == len(b)
     for one, other in zip(a, b, strict=True):
         assert one.keys() == other.keys()
@@ -72,7 +72,7 @@ def assert_near(a, b, tolerance=1e-5):
 
 
 def assert_near_state(a, b, tolerance=1e-5):
-    """Arrays are as near as that, beside the largest number of each."""
+    """Asserts that arrays differ by at most ``tolerance`` times the largest entry of each."""
     assert a.keys() == b.keys()
     for key, value in a.items():
         limit = tolerance * np.max(np.abs(value), initial=1e-2)

@@ -1,4 +1,4 @@
-"""States that are saved without training, each step's different, and read again."""
+"""Training states made without training, different at each step, to be saved and restored."""
 
 import functools
 
@@ -14,7 +14,7 @@ from txl_jax.training.state import init_state
 
 @functools.cache
 def _shapes(seed, model, train, optimizer, average):
-    """What a state before the first step consists of, by the sections that it depends on."""
+    """The shapes of the state before the first step, from the sections that determine them."""
     sections = {"model": model, "train": train, "optimizer": optimizer, "average": average}
     exp = txl_jax.ExperimentConfig(seed=seed, **sections)
     init = lambda: init_state(exp, txl_jax.TransformerXL(model), make_optimizer(exp))
@@ -22,7 +22,7 @@ def _shapes(seed, model, train, optimizer, average):
 
 
 def zeros(folder, **changes):
-    """An experiment, its state before the first step, but all zeros, and the state's shapes."""
+    """An experiment, its state before the first step with all values 0, and the state's shapes."""
     _, exp = corpus_and_experiment(folder, **changes)
     shapes = _shapes(exp.seed, exp.model, exp.train, exp.optimizer, exp.average)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -32,7 +32,7 @@ def zeros(folder, **changes):
 
 
 def fresh(folder, **changes):
-    """As :func:`zeros`, with random parameters."""
+    """Returns the same as :func:`zeros`, but with random parameters."""
     exp, state, abstract = zeros(folder, **changes)
     rng = np.random.default_rng(exp.seed)
     draw = lambda x: rng.standard_normal(x.shape, np.float32)
@@ -41,7 +41,7 @@ def fresh(folder, **changes):
 
 
 def at_step(state, step):
-    """A state that differs from step to step."""
+    """The state with its step set, and with ``step`` added to every parameter."""
     params = jax.tree.map(lambda x: x + step, state.params)
     return state.replace(step=np.int32(step), params=params)
 

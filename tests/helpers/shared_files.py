@@ -1,7 +1,7 @@
 """Where the recorded fixtures and real texts lie: ``$TXL_SHARED``, else ``../shared``.
 
-They are not part of the repository; a test that needs them is skipped, with the reason, where
-they are not there.
+They are not part of the repository; where they are missing, a test that needs them is skipped,
+with the reason.
 """
 
 import json

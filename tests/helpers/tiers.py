@@ -1,4 +1,4 @@
-"""Which cases of a test run where: a few for every kind of code in each run, all in slow ones."""
+"""Marks all but the first cases of a test as slow tests or as integration tests."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,12 +7,12 @@ import pytest
 
 
 def rest_slow(kept: int, cases: Iterable[Any]) -> list[Any]:
-    """The cases, those after the first ``kept`` as slow tests."""
+    """The cases; those after the first ``kept`` are marked as slow tests."""
     return _rest(pytest.mark.slow, kept, cases)
 
 
 def rest_integration(kept: int, cases: Iterable[Any]) -> list[Any]:
-    """The cases, those after the first ``kept`` as integration tests."""
+    """The cases; those after the first ``kept`` are marked as integration tests."""
     return _rest(pytest.mark.integration, kept, cases)
 
 

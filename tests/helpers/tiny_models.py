@@ -1,7 +1,7 @@
 """Small models with large random parameters, and inputs for them.
 
-Initial values of the package are near 0, where attention is almost uniform and a wrong position
-or mask hardly shows. Here every parameter has a size at which it matters.
+The package's initial values are near 0: attention is almost uniform, and a wrong position or mask
+hardly changes results. Here every parameter is large enough to change them.
 """
 
 import functools
@@ -19,7 +19,7 @@ ATTENTION: dict[str, dict] = {
     "shaw": {"n_positions": 6},
     "absolute_per_layer": {"n_positions": 9, "d_head": 4},
 }
-"""Forms of attention by name, and what :func:`config` needs beside the name for each."""
+"""By form of attention: the other arguments of :func:`config` that it needs."""
 
 GTRXL: dict = {
     "pre_lnorm": True,
@@ -40,7 +40,7 @@ def attention(name, **changes) -> dict:
 
 
 def config(**changes) -> txl_jax.TransformerXLConfig:
-    """V 13, L 2, D 8, N 2, H 3 (N*H is not D), F 10, and what ``changes`` says."""
+    """A config with V 13, L 2, D 8, N 2, H 3 (N*H is not D), F 10, and then ``changes``."""
     tiny = {"vocab_size": 13, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 3, "d_inner": 10}
     return txl_jax.TransformerXLConfig(**{**tiny, **changes})
 
@@ -60,7 +60,7 @@ def shapes(cfg):
 
 @functools.cache
 def variables(cfg, seed=0):
-    """``{"params": …}`` drawn N(0, 0.4), gains of LayerNorm N(1, 0.4); the same for one seed."""
+    """``{"params": …}`` drawn N(0, 0.4), gains of LayerNorm N(1, 0.4); a seed fixes the values."""
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):
@@ -71,9 +71,9 @@ def variables(cfg, seed=0):
 
 
 def apply(cfg, method):
-    """``model.apply`` of one method: (variables, *inputs, reset=…, lengths=…).
+    """Returns ``model.apply`` of one method, which takes (variables, *inputs, reset=…, lengths=…).
 
-    Not jitted: op by op, what XLA compiles for one form serves all others of the same shapes.
+    It is not jitted, so XLA compiles single operations, which forms of equal shapes share.
     """
     return functools.partial(txl_jax.TransformerXL(cfg).apply, method=method)
 
@@ -85,14 +85,14 @@ def quick(function, **options):
 
 @functools.cache
 def compiled(cfg, method):
-    """:func:`apply` jitted: for shapes that few forms share, and where jit itself matters."""
+    """:func:`apply` under jit, for shapes that few forms share and for tests that need jit."""
     return quick(apply(cfg, method))
 
 
 def memory(cfg, filled, mem_len, seed=0):
     """A memory of random states in every slot, of which row b's newest ``filled[b]`` are real.
 
-    None at all (M = 0) where the form of attention has no memory.
+    M is 0 if the form of attention has no memory.
     """
     if cfg.memory_free:
         filled, mem_len = [0] * len(filled), 0

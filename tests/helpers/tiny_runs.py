@@ -22,7 +22,7 @@ from txl_jax.training.preemption import PreemptionGuard
 
 
 def text(n_lines=400, seed=0):
-    """Lines that a model can learn something from: random walks over a few words."""
+    """Lines of 8 words, each drawn at random from the same 15."""
     rng = random.Random(seed)
     words = [
         "the",
@@ -45,7 +45,7 @@ def text(n_lines=400, seed=0):
 
 
 def experiment(folder, **changes):
-    """An experiment on a small text of ``folder``; dotted keys in ``changes``."""
+    """An experiment on a small text in ``folder``; ``changes`` has settings by dotted key."""
     path = pathlib.Path(folder) / "text.txt"
     if not path.exists():
         path.write_text(text(), encoding="utf-8")
@@ -80,34 +80,34 @@ def evaluate(trained, corpus, workdir):
 
 
 def corpus_and_experiment(folder, **changes):
-    """The prepared corpus, and the experiment with its vocabulary's size."""
+    """The prepared corpus, and the experiment with the size of the corpus's vocabulary."""
     exp = experiment(folder, **changes)
     corpus = corpus_from_config(exp.data)
     return corpus, with_vocab(exp, corpus)
 
 
 def train(exp, corpus, workdir, guard=None):
-    """Trains one seed in a workdir that need not be claimed; the outcome."""
+    """Trains one seed in a workdir, into which it writes no settings; returns the outcome."""
     plan = build_plan(exp, corpus, str(workdir))
     (outcome,) = loop.train(plan, guard or PreemptionGuard())
     return outcome
 
 
 def run(folder, workdir, **changes):
-    """Trains in this process; the outcome."""
+    """Trains in this process; returns the outcome."""
     corpus, exp = corpus_and_experiment(folder, **changes)
     return train(exp, corpus, workdir)
 
 
 def run_in_workdir(folder, workdir, **changes):
-    """As :func:`run`, the workdir with settings and vocabulary, so that it can be loaded."""
+    """Trains like :func:`run`, but writes settings and vocabulary, so the model can be loaded."""
     corpus, exp = corpus_and_experiment(folder, **changes)
     claimed(workdir, exp, corpus)
     return train(exp, corpus, workdir)
 
 
 def claimed(workdir, exp, corpus):
-    """The workdir, made and claimed for an experiment."""
+    """Makes a workdir with the settings and vocabulary of an experiment; returns its path."""
     check_writable(str(workdir), create=True)
     init_workdir(str(workdir), exp, corpus)
     return str(workdir)
@@ -146,7 +146,7 @@ def get_config(variant="memory"):
 
 
 def write_config(folder, **changes):
-    """The experiment as a config file; its path."""
+    """Writes the experiment as a config file; returns its path."""
     path = pathlib.Path(folder) / "tiny.py"
     path.write_text(CONFIG.format(settings=experiment(folder, **changes).to_dict()))
     return str(path)
@@ -158,7 +158,7 @@ def command(*arguments):
 
 
 def call(*arguments, timeout=300, cwd=ROOT, **environment):
-    """Runs the command to its end; the completed process with text output."""
+    """Runs the command to its end; returns the completed process, with its output as text."""
     return subprocess.run(
         command(*arguments),
         capture_output=True,
@@ -171,8 +171,8 @@ def call(*arguments, timeout=300, cwd=ROOT, **environment):
 
 
 def interrupt(sent, *arguments, when, timeout=120):
-    """Runs the command until ``when()`` is true, sends a signal; exit code and output."""
-    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # by nohup; the command inherits it
+    """Runs the command, sends a signal when ``when()`` is true; returns exit code and output."""
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # else nohup's SIG_IGN is inherited
     process = subprocess.Popen(
         command(*arguments),
         stdout=subprocess.PIPE,
@@ -204,7 +204,7 @@ def arrays(tree, prefix=""):
 
 
 def lm1b(folder):
-    """A small One Billion Word in the authors' form: its folder."""
+    """Writes a small One Billion Word corpus in the authors' form; returns its folder."""
     root = pathlib.Path(folder) / "lm1b"
     base = "1-billion-word-language-modeling-benchmark-r13output"
     shards = root / base / "training-monolingual.tokenized.shuffled"
@@ -224,6 +224,6 @@ def lm1b(folder):
 
 
 def sentences(n):
-    """Lines of :func:`text` of 1 to 8 words."""
+    """Lines of :func:`text`, each cut to 1 to 8 words."""
     rng = random.Random(1)
     return [" ".join(line.split()[: rng.randint(1, 8)]) + "\n" for line in text(n).splitlines()]

@@ -1,4 +1,4 @@
-"""A few training steps under any settings, and two of these compared."""
+"""Runs a few training steps under any settings, and compares two such runs."""
 
 import jax
 import numpy as np

@@ -13,10 +13,10 @@ from tiny_runs import call, write_config
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
-    """A run of 12 steps. Many tests read ``workdir``: what writes into it takes a copy."""
+    """A run of 12 steps. Many tests read ``workdir``: a test that writes to it takes a copy."""
 
     folder: pathlib.Path
-    """Has the text, ``text.txt``."""
+    """The folder of the text, ``text.txt``."""
     config: str
     workdir: pathlib.Path
     stdout: str

@@ -1,4 +1,4 @@
-"""Weight averages equal averages written out by hand; they are saved, resumed and validated."""
+"""Weight averages equal those computed in NumPy; they are saved, resumed and validated."""
 
 import json
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(folder):
-    """A finished run of 12 updates, validated at 4 (before the tail), 8 and 12."""
+    """A finished run of 12 updates, validated at 4 (before ``swa_start``), 8 and 12."""
     changes = {**BOTH, "train.eval_every": 4, "checkpoint.keep_last": 3}
     run_in_workdir(folder, folder / "run", **changes)
     return folder / "run", changes
@@ -54,7 +54,7 @@ def test_averages_are_those_written_out_over_the_updates(folder):
         state = step(state, training_batch(streams, n, "reset"))
         after.append(arrays(state.params))
     tail, exponential = (arrays(state.averages[name]) for name in ("swa", "ema"))
-    weights = np.ones(1)  # of w_1: an exponential mean of 1/4 that begins as the plain one
+    weights = np.ones(1)  # of w_1, ..: the newest gets max(1/t, 1/4), a plain mean at first
     for t in range(2, len(after) + 1):
         newest = max(1 / t, 1 - 0.75)
         weights = np.append(weights * (1 - newest), newest)
@@ -77,7 +77,7 @@ def test_each_average_that_has_begun_is_validated_and_the_best_is_the_model(trai
     workdir, changes = trained
     corpus, exp = corpus_and_experiment(folder, **changes)
     first, *others = valid_records(workdir)
-    assert "loss_swa" not in first  # it begins at 5
+    assert "loss_swa" not in first  # averaging begins at step 5
     evaluator = split_evaluator(exp.model, exp.validate, corpus, make_mesh(exp.mesh, exp.model, 4))
     for record in [first, *others]:
         names = [key.removeprefix("loss_") for key in record if key.startswith("loss_")]
@@ -163,7 +163,7 @@ def test_layers_under_scan_keep_the_one_that_is_named_and_on_disk_one_by_one(fol
     assert (named.weights, named.others) == ("swa", ("raw",))
     tail, raw = (arrays(txl_jax.load(str(tmp_path), "12", name).params) for name in ("swa", "raw"))
     assert any("layer_1" in key for key in tail)
-    for key in raw:  # the mean of one
+    for key in raw:  # an average over one update
         np.testing.assert_allclose(tail[key], raw[key], rtol=0, atol=1e-7, err_msg=key)
 
 

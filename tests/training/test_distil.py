@@ -23,7 +23,7 @@ SHORT = {"train.steps": 6, "checkpoint.every": 6, "train.eval_every": 0}
 
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory):
-    """A folder with the text, and two workdirs trained on it, of other seeds and lengths."""
+    """A folder with the text, and two workdirs trained on it, with other seeds and step counts."""
     folder = tmp_path_factory.mktemp("teachers")
     names = []
     for seed, steps in ((1, 6), (2, 12)):
@@ -33,7 +33,7 @@ def teachers(tmp_path_factory):
 
 
 def one_after_the_other(trained, tokens):
-    """Probabilities [N,V] of every token but the first, a token at a time, nothing cached."""
+    """Probabilities [N-1,V] at all of N tokens but the last, in one pass over all tokens."""
     mems = trained.model.init_mems(1, len(tokens))
     logits, _ = trained.model.apply({"params": trained.params}, tokens[None, :-1], mems)
     return np.asarray(jax.nn.softmax(logits[0]), np.float64)
@@ -42,7 +42,7 @@ def one_after_the_other(trained, tokens):
 @pytest.mark.slow
 def test_soft_targets_are_the_mean_of_the_teachers(teachers):
     folder, names = teachers
-    # One stream, and a memory that holds all of the text: as if it were read at once.
+    # With one stream, and a memory that holds all of the text, teachers read as in one pass.
     settings = {"validate.batch_size": 1, "validate.mem_len": 128, "distil.words": 5}
     corpus, exp = corpus_and_experiment(folder, **settings)
     tokens = np.asarray(corpus.train)[:100]
@@ -87,7 +87,7 @@ def test_cross_entropy_is_of_the_words_and_the_rest():
 
 
 def test_the_loss_is_least_at_the_probabilities_of_the_teacher():
-    """The gradient is zero where the student has the teacher's probabilities."""
+    """The gradient is zero if the student has the teacher's probabilities."""
     rng = np.random.default_rng(1)
     logits = jnp.asarray(rng.normal(size=(1, 1, 8)), jnp.float32)
     p = jax.nn.softmax(logits)
@@ -159,7 +159,7 @@ def test_a_resumed_run_needs_no_teacher(teachers, tmp_path):
     np.testing.assert_array_equal(again.probabilities, first.probabilities)
     _, other = corpus_and_experiment(folder, **{**changes, "distil.words": 2})
     assert read(other).words.shape[1] == 2
-    assert len(found) == 2  # what was kept is of other settings
+    assert len(found) == 2  # the stored targets had other settings
     assert (tmp_path / FILE).exists()
 
 
@@ -171,7 +171,7 @@ def test_a_resumed_run_with_other_validate_settings_keeps_its_targets(
     changes = {"train.text_on_device": True, "distil.teachers": (names[0],)}
     corpus, exp = corpus_and_experiment(folder, **changes)
     at_first: Any = soft_targets(exp, corpus, str(tmp_path), print)
-    monkeypatch.setattr("txl_jax.training.distil._load_teacher", None)  # the teachers are not there
+    monkeypatch.setattr("txl_jax.training.distil._load_teacher", None)  # no teacher can be loaded
     other = {"validate.max_segments": 2, "validate.mem_len": 4, "validate.batch_size": 2}
     _, exp = corpus_and_experiment(folder, **changes, **other)
     resumed: Any = soft_targets(exp, corpus, str(tmp_path), print)

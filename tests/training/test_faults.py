@@ -51,7 +51,7 @@ SMALL = 10_000  # bytes: less than the parameters' file, more than a log
 
 @contextlib.contextmanager
 def small_files(limit=SMALL):
-    """No file of this process grows over a limit: the system's own error, with no full disk."""
+    """Limits the size of files that this process writes: larger ones raise the system's error."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
@@ -65,7 +65,7 @@ def save(checkpoints, exp, state, step):
 
 
 def save_and_wait(checkpoints, exp, state, step):
-    """Orbax writes in a thread: its error comes when it is waited for."""
+    """Saves and waits: Orbax writes in a thread, and waiting raises the thread's error."""
     save(checkpoints, exp, state, step)
     checkpoints.wait()
 
@@ -83,7 +83,7 @@ def test_a_save_that_fails_is_an_error_and_the_one_before_it_stays(tmp_path):
         assert text.startswith(f"a checkpoint cannot be written in {folder}: ")
         assert "File too large" in text
         assert text.endswith("; checkpoint 2 is intact")
-        assert sorted(os.listdir(folder)) == ["1", "2"]  # half of the third takes no space
+        assert sorted(os.listdir(folder)) == ["1", "2"]  # the incomplete third is removed
         save(checkpoints, exp, state, 4)  # there is space again
     assert sorted(os.listdir(folder)) == ["2", "4"]
     assert int(restore(tmp_path, exp, abstract)[0].step) == 4
@@ -94,7 +94,7 @@ FULL = {
     "in words": ValueError("INTERNAL: Error writing d/1: No space left on device [OS error 28]"),
     "in tensorstore's words": ValueError("RESOURCE_EXHAUSTED: d/1 " * 99 + "[os_error_code='28']"),
 }
-"""The errors of Python's own calls and of the libraries below Orbax."""
+"""Errors for a full disk, from Python's own calls and from the libraries that Orbax uses."""
 
 
 @pytest.mark.integration
@@ -155,7 +155,7 @@ def test_a_replacement_that_fails_leaves_the_old_checkpoint(tmp_path):
 
 @contextlib.contextmanager
 def full_at(*steps):
-    """Lets no large file be written from the save of these steps until it is waited for."""
+    """Makes large files fail to be written while one of these steps is saved."""
     start, wait = Checkpoints._save_items, Checkpoints.wait
     limited = contextlib.ExitStack()
 
@@ -226,7 +226,7 @@ def test_what_threads_of_a_failed_save_write_late_is_removed(tmp_path, late):
 
 @contextlib.contextmanager
 def refused_at(step):
-    """The save of a step fails at once."""
+    """Makes the save of a step fail when it starts."""
     start = Checkpoints._save_items
 
     def refused(self, number, *arguments):
@@ -242,7 +242,7 @@ def refused_at(step):
 
 @pytest.mark.integration
 def test_a_checkpoint_that_was_lost_is_not_said_to_be_kept(tmp_path, monkeypatch):
-    """The save of step 6 fails while writing, that of step 8 at once; step 9 gives NaN."""
+    """The save of step 6 fails while writing, that of step 8 when it starts; step 9 gives NaN."""
     changes = {"checkpoint.every": 2, "checkpoint.tolerate_save_errors": True}
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
     gradient_of = step_module.accumulate_gradient
@@ -268,7 +268,7 @@ def test_the_last_checkpoint_must_be_written(tmp_path, failing_at):
 
 
 # --------------------------------------------------------------------------------------
-# What can be written is tried before the work, and a failure is one line.
+# Folders are checked to be writable before the work; errors have one line.
 
 
 def test_a_step_whose_folder_cannot_be_made_leaves_no_thread_waiting(tmp_path, monkeypatch):
@@ -293,7 +293,7 @@ def test_a_step_whose_folder_cannot_be_made_leaves_no_thread_waiting(tmp_path, m
 
 @pytest.fixture
 def own_library_log(tmp_path):
-    """The file for errors of libraries, for one test."""
+    """The path of ``library.log``, to which libraries' errors go during one test."""
     gc.collect()  # what earlier tests left behind must not be reported into this file
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     before = [(logger.handlers, logger.propagate) for logger in loggers], sys.unraisablehook
@@ -314,12 +314,12 @@ def test_library_messages_about_a_failed_save_go_to_a_file(tmp_path, own_library
         capfd.readouterr()
         with small_files(), pytest.raises(CheckpointError) as caught:
             save_and_wait(checkpoints, exp, state, 2)
-    gc.collect()  # futures that nobody asked are reported when they are collected
+    gc.collect()  # errors of futures that nothing awaited are reported when collected
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
     assert str(caught.value).endswith(": File too large; checkpoint 1 is intact")
     log = own_library_log.read_text()
-    # A write that fails after another one ended the save only finds that nobody waits for it.
+    # A write that fails after another one ended the save may only report the closed event loop.
     assert "File too large" in log or "Event loop is closed" in log
     assert "Traceback" in log
 
@@ -368,7 +368,7 @@ def test_a_folder_without_space_is_refused_before_the_work(tmp_path, monkeypatch
 
     def full_there(suffix=None, prefix=None, dir=None):
         if pathlib.Path(dir) == folder:
-            limited.enter_context(small_files(100))  # this much of a block can be written
+            limited.enter_context(small_files(100))  # only 100 bytes of a file can be written
         return mkdtemp(suffix, prefix, dir)
 
     monkeypatch.setattr(tempfile, "mkdtemp", full_there)
@@ -408,7 +408,7 @@ def test_a_run_is_refused_before_it_compiles_where_checkpoints_cannot_be_written
 
 @contextlib.contextmanager
 def mounted(folder, *options):
-    """A small file system of its own; skips the test where this process may not mount one."""
+    """Mounts a file system on ``folder``; skips the test where this process may not mount."""
     mount = ["mount", *options, os.fspath(folder)]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -488,7 +488,7 @@ def test_killed_twenty_times_while_saving_there_is_always_a_checkpoint(tmp_path)
         )
         assert child.stdout is not None
         assert child.stdout.readline() == "saving\n"
-        n = draw.randint(1, 3)  # the first is the next step, whatever the last child has left
+        n = draw.randint(1, 3)  # saves to wait for before the kill
         started = [int(child.stdout.readline() or 0) for _ in range(n)]
         time.sleep(draw.uniform(0, 0.5))
         child.kill()
@@ -509,7 +509,7 @@ def test_killed_twenty_times_while_saving_there_is_always_a_checkpoint(tmp_path)
 
 
 # --------------------------------------------------------------------------------------
-# Told to stop at any moment.
+# Signals to stop at any moment.
 
 
 def sigterm(*_):
@@ -517,7 +517,7 @@ def sigterm(*_):
 
 
 def before(function, then=sigterm):
-    """The function, with a signal just before it."""
+    """The function, with a call of ``then``, by default a SIGTERM, just before it."""
 
     def captured(*arguments, **more):
         then()
@@ -536,7 +536,7 @@ def read_lines(workdir):
 
 
 def after(function):
-    """The function, with a signal when it returns."""
+    """The function, with a SIGTERM when it returns."""
 
     def captured(*arguments, **more):
         result = function(*arguments, **more)
@@ -556,7 +556,7 @@ MOMENTS = {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """An undisturbed run of the command: its folder."""
+    """A folder with an uninterrupted run in its subfolder ``whole``."""
     folder = tmp_path_factory.mktemp("whole")
     assert modes.train(experiment(folder), str(folder / "whole")) == 0
     return folder
@@ -574,7 +574,7 @@ def test_a_signal_asks_to_stop_and_is_handled_as_before_afterwards(name):
             signal.raise_signal(number)
             assert guard.requested()
             if name != "SIGINT":
-                signal.raise_signal(number)  # as schedulers repeat it
+                signal.raise_signal(number)  # schedulers repeat signals
             signal.raise_signal(signal.SIGTERM)
         assert (guard.signal, taken) == (number, [])
         signal.raise_signal(number)
@@ -608,7 +608,7 @@ def test_sigterm_ends_a_run_saved_with_exit_code_0(whole, moment, monkeypatch, c
     captured = capsys.readouterr().err
     assert captured.endswith(f"stopped by SIGTERM, {what}; to resume:\n  COMMAND\n")
     scored = [r["step"] for r in map(json.loads, read_lines(workdir)) if r["kind"] == "valid"]
-    assert scored == ([6, 12] if moment == "reporting" else [])  # the report was not finished
+    assert scored == ([6, 12] if moment == "reporting" else [])  # else stopped before validation
     assert not {"evaluation.json", "sample.txt"} & set(os.listdir(workdir))
     assert modes.train(experiment(whole), workdir) == 0
     assert_same_run(whole, whole / "whole", workdir)

@@ -27,13 +27,13 @@ from txl_jax.training.preemption import PreemptionGuard
 
 SHAPE = ("n_layer", "d_model", "n_head", "d_head", "d_inner")
 UNNAMED = {f"model.{key}": getattr(txl_jax.TransformerXLConfig(), key) for key in SHAPE}
-"""A config without settings of the model."""
+"""The default values of the model's shape, as in a config that does not set it."""
 FEW = {"train.steps": 4, "train.eval_every": 0}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The workdir of a model of characters, with large steps, so that it is far from a new one."""
+    """The workdir of a character model, trained at a high rate to be far from its first values."""
     folder = tmp_path_factory.mktemp("start")
     exp, corpus = claimed(folder, folder / "run", **{"optimizer.learning_rate": 0.05, "seed": 3})
     train(exp, corpus, str(folder / "run"), PreemptionGuard())
@@ -41,7 +41,7 @@ def trained(tmp_path_factory):
 
 
 def claimed(folder, workdir, **changes):
-    """A workdir with settings and vocabulary of a run, which is not trained."""
+    """Makes an untrained workdir with settings and vocabulary; returns experiment and corpus."""
     corpus, exp = corpus_and_experiment(folder, **changes)
     workdir.mkdir()
     init_workdir(str(workdir), exp, corpus)
@@ -49,7 +49,7 @@ def claimed(folder, workdir, **changes):
 
 
 def resolved(folder, start, workdir, said=None, **changes):
-    """Fine-tuning on another text as the command does it, up to training: experiment, corpus."""
+    """Prepares fine-tuning on another text, as the command does; returns experiment and corpus."""
     folder.mkdir(exist_ok=True)
     (folder / "text.txt").write_text(said or text(seed=9)[: 1 << 13], encoding="utf-8")
     given = {**UNNAMED, "data.vocab": None, "train.start_from": str(start), "train.log_every": 1}
@@ -60,7 +60,7 @@ def resolved(folder, start, workdir, said=None, **changes):
 
 
 def begin(folder, start, workdir, stop=None, **changes):
-    """:func:`resolved`, and trained: experiment, corpus and outcome."""
+    """Does the same as :func:`resolved`, and trains; returns experiment, corpus and outcome."""
     exp, corpus = resolved(folder, start, workdir, **changes)
     workdir.mkdir(exist_ok=True)
     init_workdir(str(workdir), exp, corpus)
@@ -68,7 +68,7 @@ def begin(folder, start, workdir, stop=None, **changes):
 
 
 def losses(workdir):
-    """Of the training records, in order."""
+    """The losses of the training records, in order."""
     lines = (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     return [record["loss"] for record in records if record["kind"] == "train"]
@@ -85,7 +85,7 @@ def loss_by_hand(model, params, corpus, batch_size=4, seg_len=16):
 
 
 class StopAt(PreemptionGuard):
-    """Asks to stop at the n-th time it is asked."""
+    """A guard that requests a stop at its n-th query."""
 
     def __init__(self, n):
         super().__init__()
@@ -98,7 +98,7 @@ class StopAt(PreemptionGuard):
         return self.signal is not None
 
 
-# What it begins with.
+# What a fine-tuned run starts from.
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_the_first_loss_is_the_starting_models_and_training_changes_it(
     fresh = start.model.init(jax.random.key(exp.seed), tokens, mems)["params"]
     new = loss_by_hand(start.model, fresh, corpus)
     assert losses(tmp_path / "tuned")[0] == pytest.approx(want, abs=1e-5)
-    assert abs(new - want) > 0.1  # a new model differs
+    assert abs(new - want) > 0.1  # a new model has another loss
     assert losses(tmp_path / "tuned")[-1] < want - 0.01
     before, after = (arrays(txl_jax.load(str(w)).params) for w in (trained, tmp_path / "tuned"))
     assert before.keys() == after.keys()
@@ -132,7 +132,7 @@ def test_the_first_loss_is_the_starting_models_and_training_changes_it(
 def test_an_optimizer_that_keeps_the_first_parameters_keeps_those_it_starts_from(
     trained, tmp_path, scan_layers
 ):
-    """Prodigy's rate is the distance from them, and cocob bets on them."""
+    """Prodigy and cocob (tested here) compute updates relative to the first parameters."""
     changes = {"optimizer.name": "optax.contrib.cocob", "optimizer.learning_rate": 1.0}
     changes |= {"model.scan_layers": scan_layers, **FEW}
     *_, outcome = begin(tmp_path / "text", trained, tmp_path / "tuned", **changes)
@@ -147,7 +147,7 @@ def test_an_optimizer_that_keeps_the_first_parameters_keeps_those_it_starts_from
 def test_vocabulary_and_shape_are_those_of_the_starting_model(trained, tmp_path):
     exp, corpus = resolved(tmp_path / "text", trained, tmp_path / "new", said="the cat\n" * 300)
     start = txl_jax.load(str(trained))
-    assert corpus.vocab == start.vocab  # its own text has 7 characters only
+    assert corpus.vocab == start.vocab  # the new text has 7 characters only
     assert corpus.info["foreign_vocab"]
     assert exp.data.vocab == "char"
     for key in SHAPE:
@@ -217,7 +217,7 @@ def test_a_start_that_changed_before_the_first_checkpoint_is_refused(trained, tm
         begin(tmp_path / "text", start, tmp_path / "tuned")
 
 
-# What cannot be.
+# What is refused.
 
 
 def test_another_shape_is_refused_with_the_flags_to_give(trained, tmp_path):
@@ -287,7 +287,7 @@ def test_a_folder_without_a_model_is_refused(trained, tmp_path):
 
 
 def test_a_corpus_of_another_vocabulary_is_refused(trained, tmp_path):
-    """Where training is called with a text that was encoded otherwise; ids would mean others."""
+    """In a text encoded with another vocabulary, the ids stand for other symbols."""
     exp, corpus = resolved(tmp_path / "text", trained, tmp_path / "a")
     swapped = Vocab("char", corpus.vocab.symbols[::-1])
     corpus = dataclasses.replace(corpus, vocab=swapped)
@@ -296,7 +296,7 @@ def test_a_corpus_of_another_vocabulary_is_refused(trained, tmp_path):
         train(exp, corpus, str(tmp_path / "b"), PreemptionGuard())
 
 
-# With subwords, whole.
+# A model of subwords, and the recipe.
 
 
 def test_a_model_of_subwords_takes_any_text(tmp_path):

@@ -1,4 +1,4 @@
-"""LAMB takes the steps that NVIDIA's code takes, written out here tensor by tensor."""
+"""LAMB's updates are those of NVIDIA's code, whose rule is written out here for each tensor."""
 
 import json
 
@@ -22,7 +22,7 @@ C = OptimizerConfig(
 )
 
 
-# What is one tensor in the original and several arrays here; any other array is a tensor.
+# Each group of arrays is one tensor in the original; any other array is one tensor there.
 PARTS = [
     ["layer_0/attention/query", "layer_0/attention/key", "layer_0/attention/value"],
     ["layer_1/attention/query", "layer_1/attention/key", "layer_1/attention/value"],
@@ -34,7 +34,7 @@ PARTS = [
 
 
 def by_hand(params, gradients, c):
-    """Flat parameters after each gradient, every formula written out in float64."""
+    """Yields the flat parameters after each gradient, from formulas written out in float64."""
     tensors = [parts for parts in PARTS if parts[0] in params]
     tensors += [[name] for name in params if not any(name in parts for parts in PARTS)]
     m = {name: np.zeros_like(w) for name, w in params.items()}
@@ -79,7 +79,7 @@ def test_stacked_layers_are_updated_one_by_one(form):
 
 @pytest.mark.parametrize("eps", [1e-8, 1e-2])
 def test_eps_leaves_parameters_without_gradient_unchanged(eps):
-    """And a gradient of constant size c moves by m / (sqrt(v) + eps), not by its sign."""
+    """A parameter with a gradient moves by m / (sqrt(v) + eps) times LAMB's trust ratio."""
     tx = scale_by_lamb(b1=0.5, b2=0.75, eps=eps)
     params = {"moved": jnp.array([3.0]), "left": jnp.array([3.0])}
     gradient = {"moved": jnp.array([0.02]), "left": jnp.array([0.0])}
@@ -101,7 +101,7 @@ def test_the_sharding_of_parameters_does_not_change_a_step():
 
 
 def test_twenty_steps_equal_nvidias_code():
-    """Losses, gradient norms and final parameters, memory carried from step to step."""
+    """Losses, gradient norms and final parameters are equal; memory is carried between steps."""
     if not (RECORDED / "lamb.npz").exists():
         pytest.skip(f"no recording {RECORDED / 'lamb.npz'}")
     recorded = np.load(RECORDED / "lamb.npz")

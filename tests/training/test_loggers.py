@@ -17,7 +17,7 @@ from txl_jax.training.events import WandbRun, closing, make_logger
 
 
 class Recorder(txl_jax.Logger):
-    """Keeps what it is sent."""
+    """A logger that keeps the calls that it gets."""
 
     def __init__(self):
         self.calls: list[tuple[Any, ...]] = []
@@ -37,7 +37,7 @@ class Recorder(txl_jax.Logger):
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
-    """A run of the command: its workdir, and what a logger and that of the page were sent."""
+    """The workdir of a run with two loggers, one from docs/training.md, and the other's calls."""
     folder = tmp_path_factory.mktemp("logged")
     (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "training.md").read_text(), re.DOTALL)
     names: dict[str, Any] = {}
@@ -92,7 +92,7 @@ def test_without_wandb_a_run_is_refused_at_once_with_the_extra_to_install(tmp_pa
 
 @pytest.mark.integration
 def test_wandb_gets_the_run_offline_and_a_resumed_run_continues_it(tmp_path, monkeypatch):
-    """Its file has texts in plain bytes."""
+    """The file of an offline run holds its texts as plain bytes."""
     wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     init, given = wandb.init, list[dict[str, Any]]()
@@ -113,7 +113,7 @@ def test_wandb_gets_the_run_offline_and_a_resumed_run_continues_it(tmp_path, mon
     first, second = sorted((tmp_path / "wandb").glob(f"offline-run-*/run-{name}.wandb"))
     for path in (first, second):
         limit, wanted = time.monotonic() + 60, {b"a-project", b"width", b"train/bpb", b"sample"}
-        while not all(text in path.read_bytes() for text in wanted):  # another process writes it
+        while not all(text in path.read_bytes() for text in wanted):  # written asynchronously
             assert time.monotonic() < limit, path.read_bytes()
             time.sleep(0.05)
     (page,) = first.parent.glob("files/media/html/*.html")

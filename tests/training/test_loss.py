@@ -1,4 +1,4 @@
-"""The training loss is its formula over the scored targets; micro-batches add up to the batch."""
+"""The training loss equals its formula over the scored targets, also with micro-batches."""
 
 from typing import Any
 
@@ -24,10 +24,10 @@ from txl_jax.training.step import train_step
 
 B, T, M = 4, 7, 3
 CFG = tiny_models.config()
-REAL = np.array([7, 7, 4, 1])  # targets of each row; the rest is padding
+REAL = np.array([7, 7, 4, 1])  # number of targets in each row; the rest is padding
 WEIGHTS = (np.arange(T) < REAL[:, None]).astype(np.float32)
 BOTH = {"loss.ar": 2.0, "loss.tar": 3.0}
-PLAIN_GRADIENT = optax.sgd(1.0)  # parameters go down by the gradient itself
+PLAIN_GRADIENT = optax.sgd(1.0)  # a step subtracts the gradient itself
 
 
 def batch(weights=WEIGHTS):
@@ -44,7 +44,7 @@ def experiment(cfg=CFG, **changes):
 
 
 def gradient_and_metrics(exp, some):
-    """What one step of plain gradient descent took from the parameters; and its metrics."""
+    """What one step of plain gradient descent subtracts from the parameters, and its metrics."""
     params = jax.tree.map(jnp.asarray, tiny_models.variables(exp.model)["params"])
     mems = tiny_models.memory(exp.model, [3, 2, 0, 1], M)
     state = TrainState(jnp.int32(0), params, PLAIN_GRADIENT.init(params), mems)
@@ -104,7 +104,7 @@ def test_nothing_scored_gives_no_loss_and_no_division_by_zero():
 
 @pytest.mark.integration
 def test_regularisation_acts_before_dropout():
-    """Dropout of the final states changes the nll and leaves their size as it is."""
+    """Dropout of the final states changes the nll but not the penalty on these states."""
     cfg = tiny_models.config(dropout_output=0.5)
     params = tiny_models.variables(cfg)["params"]
     mems = tiny_models.memory(cfg, [3] * B, M)
@@ -135,7 +135,7 @@ def _embedded(params, cfg):
 
 
 def test_half_is_the_gradient_of_the_mean_nll_of_the_second_half():
-    """Metrics are of the scored targets as well."""
+    """Metrics, too, cover only the scored targets."""
     some = batch(np.ones((B, T), np.float32))
     taken, metrics = gradient_and_metrics(experiment(**{"loss.positions": "half"}), some)
     model, mems = txl_jax.TransformerXL(CFG), tiny_models.memory(CFG, [3, 2, 0, 1], M)
@@ -155,7 +155,7 @@ def test_half_is_the_gradient_of_the_mean_nll_of_the_second_half():
 @pytest.mark.parametrize("positions", ["full", "half"])
 @pytest.mark.parametrize("parts", [2, 4])
 def test_micro_batches_add_up_to_the_gradient_of_the_whole(positions, parts):
-    """Rows have 7, 7, 4 and 1 targets, so means of the parts are not the mean of the whole."""
+    """Rows have 7, 7, 4 and 1 targets, so averaging the parts' means would be wrong."""
     changes = {**BOTH, "loss.positions": positions}
     whole, metrics = gradient_and_metrics(experiment(**changes), batch())
     cut, metrics_cut = gradient_and_metrics(
@@ -187,7 +187,7 @@ def test_divergence_is_the_mean_of_both_directions():
 @pytest.mark.integration
 @pytest.mark.parametrize("clusters", [{}, {"cutoffs": (4, 7)}], ids=["plain", "clusters"])
 def test_r_drop_is_two_losses_and_how_far_they_are_apart(clusters):
-    """Two forward passes under dropout, written out; the first one's memory is carried on."""
+    """The loss is that of two forward passes under dropout; the first pass's memory is kept."""
     cfg = tiny_models.config(dropout=0.3, **clusters)
     params, model = tiny_models.variables(cfg)["params"], txl_jax.TransformerXL(cfg)
     mems, key = tiny_models.memory(cfg, [3] * B, M), jax.random.key(5)

@@ -93,7 +93,7 @@ def test_micro_batches_on_a_mesh_give_the_whole_batch():
     np.testing.assert_allclose(training(many)[0], on_one_device("plain")[1], rtol=1e-4)
 
 
-# ------------------------------------------------------------------ where things lie
+# ------------------------------------------------------------------ where arrays are placed
 
 
 def test_parameters_and_optimizer_are_sharded_and_memory_is_sharded_by_rows():
@@ -177,13 +177,13 @@ def test_no_more_devices_are_taken_than_the_batch_has_rows_for():
 
 
 class Chip:
-    """A TPU chip of one host, as far as a mesh is checked."""
+    """A TPU chip of one host, with the attributes that the check of a mesh reads."""
 
     platform, process_index = "tpu", 0
 
 
 def slice_of(n: int, monkeypatch) -> list[Any]:
-    """A slice of n chips; ``jax.make_mesh`` only notes how many of them it gets."""
+    """A slice of n chips; makes ``jax.make_mesh`` return only shape and number of devices."""
     monkeypatch.setattr(jax, "make_mesh", lambda shape, *_, devices: (shape, len(devices)))
     return [Chip() for _ in range(n)]
 
@@ -201,7 +201,7 @@ def slice_of(n: int, monkeypatch) -> list[Any]:
     ],
 )
 def test_of_a_tpu_slice_a_part_that_divides_it_is_taken(chips, batch, settings, shape, monkeypatch):
-    """libtpu has no programs for another part, and JAX no mesh."""
+    """For any other part of a slice, libtpu makes no program and JAX no mesh."""
     devices = slice_of(chips, monkeypatch)
     got = make_mesh(MeshConfig(**settings), experiment().model, batch, devices=devices)
     assert got == (shape, np.prod(shape))
@@ -261,7 +261,7 @@ def test_idle_devices_are_reported_with_the_nearest_batch_sizes(batch, parts, se
 
 @pytest.mark.slow
 def test_a_run_that_leaves_devices_idle_says_so_once(tmp_path, capsys):
-    """Training with 6 rows, evaluation with 1 stream, on eight devices."""
+    """On eight devices, training has 6 rows and evaluation 1 stream."""
     changes = {"train.batch_size": 6, "train.steps": 3, "mesh.data": -1}
     tiny_runs.run_in_workdir(tmp_path, tmp_path / "run", **changes)
     shown = capsys.readouterr()
@@ -275,11 +275,11 @@ def test_a_run_that_leaves_devices_idle_says_so_once(tmp_path, capsys):
     )
 
 
-# ------------------------------------------------------------------ what devices tell each other
+# ------------------------------------------------------------------ what devices exchange
 
 
 def all_shapes(text: str, kinds: str = r"[\w-]+") -> list[tuple[str, tuple[int, ...]]]:
-    """Kind and shape of every result of such instructions in a compiled program."""
+    """Kind and shape of every result of instructions of these kinds in a compiled program."""
     found = []
     for result, kind in re.findall(rf"= (\S.*?) ({kinds})(?:-start)?\(", text):
         for shape in re.findall(r"\w+\[([\d,]*)\]", result):
@@ -288,7 +288,7 @@ def all_shapes(text: str, kinds: str = r"[\w-]+") -> list[tuple[str, tuple[int, 
 
 
 def exchanges(mesh, **changes) -> list[tuple[str, tuple[int, ...]]]:
-    """What devices exchange in a compiled step."""
+    """Kind and shape of all that devices exchange in a compiled step."""
     exp = experiment(mesh, **changes)
     model, optimizer, shardings, state = prepared(exp)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, batches()[0]))
@@ -303,9 +303,9 @@ def test_with_data_alone_devices_only_add_up_gradients(output):
     found = exchanges((8, 1, 1), **of_output(output))
     assert {kind for kind, _ in found} == {"all-reduce"}
     counted = collections.Counter(shape for _, shape in found)
-    tables = [s for s in counted if len(s) == 2 and s[0] in (V, 16, 24, 56)]  # words of a cluster
+    tables = [s for s in counted if len(s) == 2 and s[0] in (V, 16, 24, 56)]  # V, cluster sizes
     assert tables
-    for shape in tables:  # embedding and softmax, once each: not once for every block of rows
+    for shape in tables:  # once each for embedding and softmax, not for every block of rows
         assert counted[shape] <= 2
 
 
@@ -358,21 +358,21 @@ def losses_of(workdir):
     ],
 )
 def test_a_run_goes_on_on_another_mesh_and_in_the_other_layout(tmp_path, first, then):
-    """From step 8 of 12, where it was stopped and saved."""
+    """The run is stopped and saved at step 8 of 12, and resumed there."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     tiny_runs.run(tmp_path, whole, **first)
     corpus, exp = tiny_runs.corpus_and_experiment(tmp_path, **first)
     train(exp, corpus, str(parts), StopAt(9))
     with Checkpoints(str(parts)) as checkpoints:
         step = checkpoints.choose("latest")
-        checkpoints.restore_params(step, one_by_one(exp.model))  # one layout on disk
+        checkpoints.restore_params(step, one_by_one(exp.model))  # on disk, layers are unstacked
     tiny_runs.run(tmp_path, parts, **then)
     assert len(losses_of(parts)) == 4
     np.testing.assert_allclose(losses_of(parts), losses_of(whole), rtol=1e-4)
 
 
 def test_the_kernel_choice_sees_the_device_of_a_mesh_of_one(monkeypatch):
-    """So a program that is compiled ahead for one absent TPU gets the TPU's kernel."""
+    """A program that is compiled ahead for one absent TPU thus gets the TPU's kernel."""
     seen: list[Mesh | None] = []
 
     def choose(name, form, mesh=None):

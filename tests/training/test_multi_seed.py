@@ -1,4 +1,4 @@
-"""Several seeds in one program give the runs that each seed gives alone, and resume as those do."""
+"""Several seeds in one program train and resume as each seed does alone."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def together(folder):
-    """Two finished runs of seeds 3 and 4."""
+    """The workdir of two finished runs, of seeds 3 and 4, in one program."""
     corpus, exp = corpus_and_experiment(folder, **SETTINGS)
     outcomes = train(claimed_plan(exp, folder / "runs", corpus), PreemptionGuard())
     assert [outcome.finished for outcome in outcomes] == [True, True]
@@ -47,7 +47,7 @@ def together(folder):
 
 
 def claimed_plan(exp, workdir, corpus):
-    """The plan of all seeds, each with its config and vocabulary in its folder."""
+    """The plan of all seeds; writes each seed's config and vocabulary to its folder."""
     plan = build_plan(exp, corpus, str(workdir))
     for one in plan.runs:
         claimed(one.workdir, one.exp, corpus)
@@ -118,7 +118,7 @@ def test_stopped_seeds_resume_from_the_last_step_that_all_have(together, folder,
         ({3: [], 4: []}, 0),
         ({3: [4], 4: []}, 0),  # killed between their first saves
         ({3: [8], 4: [4]}, "seed_3: 8; .*seed_4: 4"),
-        ({3: [], 4: [8, 12]}, "seed_3: none; .*seed_4: 8, 12"),  # such as one more seed
+        ({3: [], 4: [8, 12]}, "seed_3: none; .*seed_4: 8, 12"),  # e.g. a seed was added
     ],
 )
 def test_seeds_begin_again_only_before_all_have_a_checkpoint(folder, tmp_path, steps, common):
@@ -149,7 +149,7 @@ def test_the_command_trains_all_and_prints_a_number_for_each(folder, tmp_path):
 
 @pytest.mark.parametrize("seed", [0, 2**31, 2**32 - 1])
 def test_every_seed_gives_the_key_that_it_gives_alone(seed):
-    """Several seeds are an array; a run alone has its seed as a constant."""
+    """Several seeds are passed as an array; a single run has its seed as a constant."""
     exps = [ExperimentConfig(seed=seed)]
     (of_array,) = jax.vmap(lambda s: jax.random.key_data(jax.random.key(s)))(seed_array(exps))
     assert of_array.tolist() == jax.random.key_data(jax.random.key(seed)).tolist()

@@ -1,4 +1,4 @@
-"""Muon takes the steps of its sources, written out here matrix by matrix."""
+"""Muon's updates equal its published formulas, written out here for each matrix."""
 
 import math
 
@@ -22,7 +22,7 @@ C = OptimizerConfig(
     momentum=0.7,
 )
 
-# Axes of inputs and of outputs; every other parameter has Adam's rule.
+# Input and output axes of each matrix; every other parameter has Adam's rule.
 PROJECTION, OUTPUT, DENSE = ((0,), (1, 2)), ((0, 1), (2,)), ((0,), (1,))
 MATRICES = {
     **dict.fromkeys(("query", "key", "value", "position"), PROJECTION),
@@ -44,7 +44,7 @@ def newton_schulz(x):
 
 
 def by_hand(params, gradients, c):
-    """Flat parameters after each gradient, every formula written out in float64."""
+    """Yields the flat parameters after each gradient, from formulas written out in float64."""
     m = {name: np.zeros_like(w) for name, w in params.items()}
     v = {name: np.zeros_like(w) for name, w in params.items()}
     for t, gradient in enumerate(gradients, 1):
@@ -85,9 +85,9 @@ def test_a_step_is_almost_orthogonal_and_has_adams_size():
     for name, kernel in moved["layer_0"]["feed_forward"].items():
         values = np.linalg.svd(kernel["kernel"], compute_uv=False) / (0.2 * 64**0.5)
         assert 0.6 < values.min() < values.max() < 1.3, name
-        # the singular values end between 0.7 and 1.2, and 0.2 times their root mean square is left
+        # singular values end between 0.7 and 1.2; the entries' RMS is 0.2 times their RMS
         assert 0.14 < np.sqrt(np.mean(kernel["kernel"] ** 2)) < 0.24
-    # the three projections of a layer are three matrices
+    # each projection of a layer is a matrix of its own
     for name in ("query", "key", "value", "position"):
         step = moved["layer_0"]["attention"][name].reshape(32, 32)
         values = np.linalg.svd(step, compute_uv=False) / (0.2 * 32**0.5)
@@ -115,7 +115,7 @@ def test_the_sharding_of_parameters_does_not_change_a_step():
 
 
 def test_one_matrix_moves_as_with_the_muon_of_optax():
-    """After many updates, when optax no longer corrects the bias of the momentum."""
+    """They agree after many updates, when optax's bias correction of the momentum vanishes."""
     rng = np.random.default_rng(3)
     params = {"layer_0": {"dense": {"kernel": np.zeros((4, 6), np.float32)}}}
     draw = lambda: {"layer_0": {"dense": {"kernel": rng.standard_normal((4, 6)).astype("f4")}}}

@@ -1,4 +1,4 @@
-"""An optimizer of optax by name trains as optax does, and what training cannot use is refused."""
+"""An optimizer of optax, chosen by name, trains as in optax; unusable ones are refused."""
 
 import subprocess
 import sys
@@ -128,7 +128,7 @@ def steps_by_hand(optimizer, params, gradients):
 
 
 def test_clipping_schedule_decay_and_embedding_rate_are_as_for_the_own_rules():
-    """Lion, whose updates are signs times the rate, so that each part shows."""
+    """The rule is SGD with momentum, which is easily written out in NumPy."""
     settings = {"warmup_steps": 2, "clip_norm": 0.5, "embedding_ratio": 0.3, "learning_rate": 0.1}
     exp = experiment("optax.sgd", **{f"optimizer.{k}": v for k, v in settings.items()})
     exp = override(exp, {"optimizer.weight_decay": 0.2, "optimizer.arguments.momentum": 0.9})
@@ -174,7 +174,7 @@ def test_a_number_for_the_rate_is_given_where_an_optimizer_takes_no_schedule(fol
 
 @pytest.mark.slow
 def test_adafactor_is_the_same_on_a_mesh_whose_devices_share_its_state(folder):
-    """Its state has other axes than the parameters, and its norms are of whole arrays."""
+    """Adafactor's state has other axes than the parameters, and its norms are of whole arrays."""
     cut = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "train.micro_batches": 2}
     layers = {"model.n_layer": 2, "model.scan_layers": True}
     one = train_steps(folder, **FACTORED, **layers)
@@ -185,7 +185,7 @@ def test_adafactor_is_the_same_on_a_mesh_whose_devices_share_its_state(folder):
 
 
 def test_stacked_layers_are_updated_as_single_ones():
-    """Adafactor would take the axis of layers for one of a matrix."""
+    """Given stacked layers, Adafactor would treat the axis of layers as a matrix axis."""
     exp = override(experiment("optax.adafactor"), FACTORED)
     draw = lambda seed, shape: jax.random.normal(jax.random.key(seed), shape)
     apart: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""L2, weight decay and the embeddings' own rate: the updates of loops written out in numpy."""
+"""Updates with L2, weight decay and the embeddings' own rate equal loops written in NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ def by_optimizer(params, gradients, **settings):
 
 
 def by_hand(params, gradients, l2=0.0, decay=0.0, rate=lambda t, name: RATE):
-    """Adam as PyTorch writes it: clip all, then for each tensor L2, moments, step, decay."""
+    """Adam in PyTorch's order: clip all, then for each tensor L2, moments, step, decay."""
     w = {k: v.astype(np.float64) for k, v in arrays(params).items()}
     m, v = ({k: np.zeros_like(x) for k, x in w.items()} for _ in range(2))
     for t, gradient in enumerate(map(arrays, gradients)):
@@ -96,7 +96,7 @@ def test_only_tables_of_embeddings_are_embeddings():
 
 
 def test_both_rates_fall_from_their_own_peak_to_the_same_end_and_then_to_half_of_it():
-    """The authors' Penn Treebank release: 3e-4, embeddings 6e-4, both to 1e-4, then 5e-5."""
+    """The authors' rates for Penn Treebank: 3e-4, embeddings 6e-4, both to 1e-4, then 5e-5."""
     c = OptimizerConfig(
         learning_rate=3e-4, warmup_steps=10, min_ratio=1 / 3, embedding_ratio=2.0, schedule="cosine"
     )
@@ -117,11 +117,11 @@ def test_a_tail_without_a_rate_leaves_the_schedule_as_it_was():
 
 
 LONG = 20_000
-"""So many updates that the last ones of a cosine to 0 have a rate of exactly 0 in float32."""
+"""Enough updates for a cosine to 0 to end with rates of exactly 0 in float32."""
 
 
 def by_one_update(exp, t):
-    """The update number ``t`` of ones, of a table of embeddings and of another parameter."""
+    """Update ``t`` of an embedding table and of another parameter, with gradients of ones."""
     params = {"embedding": jnp.ones(2), "other": jnp.ones(2)}
     optimizer = make_optimizer(exp)
     at_t = lambda x: jnp.full_like(x, t) if x.dtype == jnp.int32 else x
@@ -152,7 +152,7 @@ def test_other_schedules_keep_the_ratio_throughout(name):
 
 @pytest.mark.parametrize("size", [0.0, 0.5, 1.0, 30.0, float("inf"), float("nan")])
 def test_clipping_scales_to_the_norm_and_leaves_smaller_gradients_as_they_are(size):
-    """A known direction of norm 1 times ``size``, clipped to 0.7: by hand, and as optax has it."""
+    """A direction of norm 1 times ``size`` is clipped to 0.7 as by the formula and by optax."""
     direction = {"a": jnp.array([0.6, 0.0]), "b": jnp.array([[-0.8]])}
     gradient = jax.tree.map(lambda x: x * size, direction)
     clipped = {}

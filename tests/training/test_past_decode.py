@@ -1,4 +1,4 @@
-"""Past-decode regularisation is its formula over scored inputs, and off it is not there."""
+"""Past-decode regularisation equals its formula over scored inputs, and is absent when off."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,7 @@ from txl_jax.training.state import TrainState
 from txl_jax.training.step import train_step
 
 B, T, M = 4, 6, 3
-REAL = np.array([6, 5, 3, 1])  # targets of each row; the rest is padding
+REAL = np.array([6, 5, 3, 1])  # number of targets in each row; the rest is padding
 WEIGHTS = (np.arange(T) < REAL[:, None]).astype(np.float32)
 FORMS = {
     "tied": tiny.config(past_decode=True),
@@ -37,7 +37,7 @@ def batch(context_len=0):
 
 
 def loss(cfg, params, some, key=None, mems=None, **terms) -> Any:
-    """Loss and sum of nll of one batch."""
+    """The loss and the sum of nll of one batch."""
     model = txl_jax.TransformerXL(cfg)
     mems = tiny.memory(cfg, [3, 2, 0, 1], M) if mems is None else mems
     key = jax.random.key(0) if key is None else key
@@ -51,7 +51,7 @@ def log_softmax(z):
 
 
 def by_hand(cfg, params, scores, inputs):
-    """Mean nll of the inputs at scored positions, float64; scores [B,T,V] of the next words."""
+    """Mean nll of inputs decoded, at scored positions, from ``scores`` [B,T,V] of next words."""
     p = reference.float64({k: v for k, v in params.items() if not isinstance(v, dict)})
     words = p["embedding"] if cfg.tie_weight else p["softmax_weight"]
     found = []
@@ -63,7 +63,7 @@ def by_hand(cfg, params, scores, inputs):
 
 
 def scores(cfg, params, some, key=None, mems=None, **about) -> Any:
-    """As training reads them, under the dropout of a key."""
+    """Scores [B,T,V] of next words in a training pass, under the dropout of ``key``."""
     mems = tiny.memory(cfg, [3, 2, 0, 1], M) if mems is None else mems
     train: Any = {"train": True, "rngs": {"dropout": jax.random.key(0) if key is None else key}}
     about = {**train, **some.model_kwargs(False), **about}
@@ -75,7 +75,7 @@ def scores(cfg, params, some, key=None, mems=None, **about) -> Any:
 @pytest.mark.parametrize("rows", [4, 128], ids="blocks_of_{}".format)
 @pytest.mark.parametrize("name", FORMS)
 def test_what_is_added_is_the_formula_over_what_is_scored(name, rows, monkeypatch):
-    """The sum of nll, that metrics are made of, is without it."""
+    """The sum of nll, which metrics use, does not include the added term."""
     monkeypatch.setattr(cross_entropy, "MIN_ROWS", rows)
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
     cfg, some = FORMS[name], batch()
@@ -123,7 +123,7 @@ def test_tokens_of_the_context_are_not_decoded():
 
 
 def test_padding_is_not_decoded():
-    """Whatever stands there."""
+    """The loss does not depend on the ids of padding."""
     params, some = tiny.variables(CFG)["params"], batch()
     other = np.where(WEIGHTS > 0, some.inputs, (some.inputs + 1) % 13).astype(np.int32)
     assert (other != some.inputs).any()
@@ -133,7 +133,7 @@ def test_padding_is_not_decoded():
 
 
 def test_gradient_reaches_its_parameters_the_words_and_the_layers():
-    """And is that of the loss's own differences along a random direction."""
+    """The gradient also equals finite differences of the loss along a random direction."""
     params = jax.tree.map(jnp.asarray, tiny.variables(CFG)["params"])
     only = lambda p: loss(CFG, p, batch(), past_decode=1.0)[0] - loss(CFG, p, batch())[0]
     gradient = tiny.quick(jax.grad(only))(params)
@@ -150,7 +150,7 @@ def test_gradient_reaches_its_parameters_the_words_and_the_layers():
 
 @pytest.mark.parametrize("has_parameters", [False, True])
 def test_off_the_loss_is_the_mean_nll_bit_by_bit(has_parameters):
-    """As the model's own fused path gives it, with the parameters of decoding there or not."""
+    """The loss equals the model's fused nll, whether or not the parameters of decoding exist."""
     cfg = tiny.config(past_decode=has_parameters, dropout=0.3)
     params, some, key = tiny.variables(CFG)["params"], batch(), jax.random.key(4)
     params = {k: v for k, v in params.items() if has_parameters or k not in PAST}

@@ -1,4 +1,4 @@
-"""A plan builds everything of a run once, and what cannot work raises while it is built."""
+"""A plan builds each part of a run once, and raises if the run cannot work."""
 
 import collections
 import functools
@@ -27,7 +27,7 @@ LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 
 @pytest.fixture
 def counts(monkeypatch):
-    """How often meshes, evaluators and streams of the training text are built, and ids read."""
+    """Counts how often meshes, evaluators and training streams are built, and ids are read."""
     found: collections.Counter[str] = collections.Counter()
 
     def counted(owner, name, what):
@@ -42,7 +42,7 @@ def counts(monkeypatch):
 
     counted(shardings, "_mesh", lambda *_: "mesh")
     counted(Evaluator, "__init__", lambda *_, **__: "evaluator")
-    counted(plan, "init_state", lambda *_: "first state")  # JAX calls it for each trace
+    counted(plan, "init_state", lambda *_: "first state")  # called once for each trace
     counted(plan, "shuffled_streams", lambda *_, name="", **__: f"streams of {name}")
     chunks = symbols.chunks
     size = lambda tokens: f"ids of {len(tokens)}"
@@ -68,7 +68,7 @@ def test_a_run_builds_and_traces_each_part_once_and_reads_the_ids_once(tmp_path,
 
 
 def test_from_the_command_to_an_update_are_at_most_seven_calls(tmp_path, monkeypatch):
-    """``main`` and its ``run`` come before the mode, and the program is the last."""
+    """Before the mode come ``main`` and its ``run``; the compiled program is the last call."""
     called: list[str] = []
 
     def requested(self: Any) -> bool:
@@ -109,7 +109,7 @@ def test_what_cannot_work_raises_before_the_workdir_exists(tmp_path, changes, er
 
 
 def test_the_first_state_is_lowered_with_draws_that_share_a_kernel(tmp_path):
-    """One for each parameter takes XLA minutes to compile for a GPU."""
+    """With a kernel for each parameter's draw, XLA takes minutes to compile for a GPU."""
     draws = lambda: jax.config.jax_threefry_gpu_kernel_lowering  # type: ignore[attr-defined]
     exp = override(tiny_runs.experiment(tmp_path), {"model.vocab_size": 7})
     setup, seen = StepSetup.on(training_mesh(exp), exp), list[bool]()

@@ -1,4 +1,4 @@
-"""A run with ``train.profile`` leaves a trace of those steps, and is otherwise the same run."""
+"""A run with ``train.profile`` leaves a trace of the steps that the setting names."""
 
 import gzip
 import json
@@ -14,7 +14,7 @@ from txl_jax.training.profile import traced_steps
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What the profiler was asked to do, beside the steps that a test appends."""
+    """The profiler's calls in order; a test appends its steps between them."""
     made: list = []
     monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: made.append(f"to {folder}"))
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: made.append("stop"))
@@ -26,7 +26,7 @@ def calls(monkeypatch):
     [
         ((2, 4), range(7), [0, 1, 2, "to run/tensorboard", 3, 4, "stop", 5, 6]),
         ((3, 5), range(0, 9, 2), [0, 2, 4, "to run/tensorboard", 6, "stop", 8]),
-        ((0, 9), range(3), [0, "to run/tensorboard", 1, 2, "stop"]),  # ends early
+        ((0, 9), range(3), [0, "to run/tensorboard", 1, 2, "stop"]),  # the run ends early
         ((1, 2), range(5, 7), [5, 6]),  # resumed after the profile
         (None, range(3), [0, 1, 2]),
     ],

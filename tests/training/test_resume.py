@@ -1,4 +1,4 @@
-"""A run that was stopped in any way and resumed ends in the same bits as one that was not."""
+"""A run that was stopped in any way and resumed is bit-identical to an uninterrupted run."""
 
 import collections
 import dataclasses
@@ -45,7 +45,7 @@ OPTAX = {
 }
 
 
-STOPS = (1, 3, 6, 9, 12, 15)  # how often a run may ask whether to stop before it has to
+STOPS = (1, 3, 6, 9, 12, 15)  # a run is stopped at this query to its guard
 DISPATCH = {"train.steps_per_dispatch": 2, "train.log_every": 4}
 
 
@@ -68,7 +68,7 @@ def test_stopped_at_any_step_and_resumed_is_bit_identical(tmp_path, changes, ask
     for n in asked:
         outcome = train(exp, corpus, str(tmp_path / "cut"), StopAt(n))
         stops += not outcome.finished
-        if step := int(outcome.state.step):  # saved where it stopped, not at the last full four
+        if step := int(outcome.state.step):  # saved where it stopped, not only at multiples of 4
             assert (tmp_path / "cut" / "checkpoints" / str(step)).is_dir()
     while not outcome.finished:
         outcome = train(exp, corpus, str(tmp_path / "cut"), PreemptionGuard())
@@ -90,7 +90,7 @@ def test_sentences_train_over_epochs_and_resume_bit_identically(tmp_path):
     }
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
     run(tmp_path, tmp_path / "whole", **changes)
-    for n in (5, 8):  # also asked while it validates
+    for n in (5, 8):  # validation queries the guard, too
         assert not train(exp, corpus, str(tmp_path / "cut"), StopAt(n)).finished
     assert train(exp, corpus, str(tmp_path / "cut"), PreemptionGuard()).finished
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
@@ -169,7 +169,7 @@ def test_a_finished_run_started_again_changes_nothing(tmp_path):
 
 @pytest.mark.integration
 def test_a_resumed_run_says_that_its_validation_has_changed(tmp_path, capsys):
-    """The best checkpoint is chosen by validation loss, and these are losses of two kinds."""
+    """The best checkpoint is chosen by validation loss, and a change makes losses incomparable."""
     few = {"train.steps": 4, "train.eval_every": 2}
     run(tmp_path, tmp_path / "run", **few)
     assert "validation has changed" not in capsys.readouterr().err
@@ -182,7 +182,7 @@ def test_a_resumed_run_says_that_its_validation_has_changed(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def killed_folder(tmp_path_factory):
-    """A text, a config of some hundred steps with dropout, and a run of it to the end."""
+    """A folder with a text and a finished run, ``whole``, and its config of 400 steps."""
     folder = tmp_path_factory.mktemp("killed")
     config = write_config(folder, **KILLED)
     done = call(f"--config={config}", f"--workdir={folder / 'whole'}")
@@ -201,7 +201,7 @@ KILLED: dict[str, Any] = {
 
 
 def _last_step(metrics):
-    """The last step of a file that is being written."""
+    """The step of the last complete record in a file that is being written."""
     steps = [0]
     for line in metrics.read_text().splitlines(keepends=True):
         if line.endswith("\n"):
@@ -210,7 +210,7 @@ def _last_step(metrics):
 
 
 def kill_and_resume(killed_folder, name, seed):
-    """Kills a run at a random moment, from its first second to its last steps; runs it again."""
+    """Kills a run at a random moment, from its first second to its last steps; resumes it."""
     folder, config = killed_folder
     workdir = folder / name
     arguments = (f"--config={config}", f"--workdir={workdir}")
@@ -252,7 +252,7 @@ RANDOM_KILLS: dict[str, Any] = {
 
 
 def where_killed(workdir, records_before):
-    """What a killed run was doing, from what it left behind."""
+    """What a killed run was doing, judged by the files that it left."""
     metrics = workdir / "metrics.jsonl"
     if any((workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*")):
         return "saving"
@@ -263,14 +263,14 @@ def where_killed(workdir, records_before):
 
 @pytest.mark.slow
 def test_kill_9_at_twenty_random_times_and_resume_is_bit_identical(tmp_path, capsys):
-    """Killed after a random number of seconds, resumed and killed again, four times a run.
+    """Each run is killed after a random number of seconds and resumed, up to four times.
 
-    A process lives for up to the time that an undisturbed run takes: it may be starting up,
+    A process is killed within the time that an uninterrupted run takes: it may be starting up,
     training, validating or saving.
     """
     config = write_config(tmp_path, **RANDOM_KILLS)
     arguments = lambda name: (f"--config={config}", f"--workdir={tmp_path / name}")
-    for name in ("cold", "whole"):  # the second one finds the compiled step and the prepared text
+    for name in ("cold", "whole"):  # the second run finds the compiled step and the prepared text
         started = time.monotonic()
         assert call(*arguments(name)).returncode == 0
         seconds = time.monotonic() - started

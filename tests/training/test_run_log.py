@@ -1,4 +1,4 @@
-"""The records of a run are the same however often it was stopped, except for the wall clock."""
+"""The records of a run are the same however often it was stopped, except for their times."""
 
 import contextlib
 import errno
@@ -35,13 +35,13 @@ def metrics(nll_sum, count, grad_norm, learning_rate, tokens=100):
 
 
 def _step(log: RunLog, step: int) -> None:
-    """An update with numbers that no short decimal holds."""
+    """Logs an update with values that have no short decimal form."""
     nll_sum = float(np.float32(1000 / (step + 2) + math.pi))
     log.train_step(step, metrics(nll_sum, 97 + step % 3, math.sqrt(step), 2.5e-4 / step))
 
 
 def _train(log: RunLog, start: int, stop: int, windows: dict[int, str] | None = None) -> None:
-    """Steps start+1 ... stop as the training loop does them: a record every 4, valid every 8."""
+    """Logs steps start+1 ... stop like the training loop: train records every 4, valid every 8."""
     for step in range(start + 1, stop + 1):
         _step(log, step)
         if step % 4 == 0 or step == 21:
@@ -79,7 +79,7 @@ def make(tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Wall clock in the hand of the test: ``clock[0] += seconds``."""
+    """A wall clock that the test moves: ``clock[0] += seconds``."""
     now = [100.0]
     monkeypatch.setattr(goodput, "perf_counter", lambda: now[0])
     return now
@@ -92,7 +92,7 @@ def test_a_resumed_run_leaves_bit_identical_records(make, tmp_path, checkpoint):
     windows: dict[int, str] = {}
     _train(make("cut"), 0, min(checkpoint + 7, 21), windows)
     with open(tmp_path / "cut" / "metrics.jsonl", "a") as file:
-        file.write('{"kind": "train", "step": 3, "lo')  # kill -9
+        file.write('{"kind": "train", "step": 3, "lo')  # as after kill -9
     resumed = make("cut", resume_step=checkpoint, window=json.loads(windows[checkpoint]))
     _train(resumed, checkpoint, 21)
 
@@ -121,7 +121,7 @@ def test_a_last_record_that_lacks_only_its_line_end_is_kept(make, tmp_path):
 
 
 def test_a_resumed_run_writes_the_records_of_its_first_step_again(tmp_path):
-    """Those of one kind at the step, all after it, and half a line; other lines stay."""
+    """Records of one kind at the step, all later ones and half a line are dropped; others stay."""
     path = tmp_path / "metrics.jsonl"
     old = [{"kind": kind, "step": step} for step in (1, 2, 3) for kind in ("train", "valid")]
     records.append(str(path), *old)
@@ -159,7 +159,7 @@ def test_a_training_record_holds_the_means_of_its_window(make, tmp_path):
     log.train_step(1, metrics(10.0, 4.0, 1.0, 0.5, 4))
     log.train_step(2, metrics(2.0, 2.0, 4.0, 0.25, 2))
     log.flush_window(2, epoch=0.5)
-    log.flush_window(2)  # an empty window writes none
+    log.flush_window(2)  # an empty window writes no record
     log.train_step(3, metrics(6.0, 2.0, 7.0, 0.125, 2))
     log.flush_window(3)
     first, second = records.read_counted(tmp_path / "run" / "metrics.jsonl")[0]
@@ -221,7 +221,7 @@ def test_seconds_lost_to_data_and_saving_stand_in_the_record_they_fell_into(make
 
 
 def test_records_that_cannot_be_written_raise_or_wait_whole(make, tmp_path, monkeypatch):
-    """A file that may not grow past the middle of its fourth line, in place of a full disk."""
+    """Instead of a full disk, the file's size is limited to the middle of its fourth line."""
     log = make("whole")
     _train(log, 0, 21)
     lines = (tmp_path / "whole" / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -229,7 +229,7 @@ def test_records_that_cannot_be_written_raise_or_wait_whole(make, tmp_path, monk
     impatient, patient = make("impatient"), make("patient", tolerate_errors=True)
     for log in (impatient, patient):
         monkeypatch.setattr(log, "_logger", Logger())
-        monkeypatch.setattr(log._console, "message", lambda text: None)  # into a file as well
+        monkeypatch.setattr(log._console, "message", lambda text: None)  # stderr is a file here
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (sum(map(len, lines[:3])) + 90, hard))
         with pytest.raises(OSError, match=r"cannot write: .*metrics\.jsonl"):
@@ -325,7 +325,7 @@ def test_time_left_follows_the_recent_steps(make, capsys, clock):
 @pytest.mark.parametrize("steps_per_second", [0.125, 1, 16])
 @pytest.mark.parametrize("pauses", [{199: 8 * 3600.0}, dict.fromkeys(range(150, 190), 60.0)])
 def test_a_pause_changes_neither_speed_nor_time_left(make, capsys, clock, pauses, steps_per_second):
-    """A laptop asleep, and another program on the machine, with long and with short updates."""
+    """Pauses as when a laptop sleeps or another program runs, with long and with short updates."""
     log = make(total_steps=10_200)
     for step in range(1, 201):
         clock[0] += 1 / steps_per_second + pauses.get(step, 0.0)
@@ -352,7 +352,7 @@ def test_a_slow_first_update_does_not_set_the_speed_of_fast_ones(make, capsys, c
 
 
 def test_a_terminal_without_a_size_has_a_bar_too(make, monkeypatch):
-    """As that of a container may be: tqdm shows nothing in 0 columns."""
+    """A container's terminal may have 0 columns, where tqdm shows nothing."""
     outer, inner = os.openpty()  # has 0 columns
     with os.fdopen(inner, "w") as stream, os.fdopen(outer, "rb", buffering=0) as screen:
         monkeypatch.setattr(sys, "stderr", stream)
@@ -530,7 +530,7 @@ def test_tensorboard_gets_the_same_numbers_at_once_and_hides_those_that_are_made
         (e.step, v.tag, v.simple_value) for e in _events(tmp_path / "run") for v in e.summary.value
     ]
     shown = {(step, tag): value for step, tag, value in seen}
-    # The records themselves are read from a run that was not resumed.
+    # The expected records are read from a run that was not resumed.
     _train(make("other"), 0, 8)
     for record in records.read_counted(tmp_path / "other" / "metrics.jsonl")[0]:
         key = (record["step"], f"{record['kind']}/bpc")

@@ -1,4 +1,4 @@
-"""A skipped update changes only the position in the text, with micro-batches and dispatches too."""
+"""A skipped update changes no parameter or moment, also with micro-batches and dispatches."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
 
 
 def prepared(folder, **changes):
-    """State before the first step, the compiled step, its first batches, and what made them."""
+    """Experiment, model, optimizer, first state, compiled step and first batches."""
     key = str(sorted(changes.items()))
     if key not in _prepared:
         _prepared[key] = _prepare(folder, **changes)
@@ -56,19 +56,19 @@ def _prepare(folder, **changes):
     abstract = jax.eval_shape(init)
     state = jax.jit(init, out_shardings=state_shardings(shardings, abstract))()
     gives_away = compiled_step(exp, model, optimizer, shardings, abstract)
-    step = lambda state, batch: gives_away(jax.tree.map(jnp.copy, state), batch)  # used again here
+    step = lambda state, batch: gives_away(jax.tree.map(jnp.copy, state), batch)  # state is reused
     streams = training_streams(exp, corpus)
     batches = [training_batch(streams, s, t.epoch_memory) for s in range(4)]
     return exp, model, optimizer, state, step, batches
 
 
 def spoilt(batch):
-    """A batch whose loss and gradient are not numbers."""
+    """A batch whose loss and gradient are NaN."""
     return batch.replace(weights=np.asarray(batch.weights) * np.nan)
 
 
 def moments(opt_state):
-    """The optimizer's arrays by name, the count of its schedule apart."""
+    """The optimizer's arrays by name, and separately the count of its schedule."""
     found = arrays(opt_state)
     (count,) = [key for key in found if key.endswith("[2].count")]
     return found, int(found.pop(count))
@@ -92,7 +92,7 @@ def test_a_skipped_update_leaves_all_but_step_schedule_and_memory(folder, cut):
     assert_equal_arrays(arrays(after.params), arrays(before.params))
     (kept, count), (had, _) = moments(after.opt_state), moments(before.opt_state)
     assert_equal_arrays(kept, had)
-    assert count == 2  # so that the rate is that of the step, as the metrics say
+    assert count == 2  # so the rate stays that of the step, which metrics log
     good, _ = step(before, batches[1])
     assert_equal_arrays(arrays(after.mems), arrays(good.mems))
     again, metrics = step(after, batches[2])
@@ -122,7 +122,7 @@ def test_memory_that_is_not_finite_is_emptied_for_its_stream_alone(folder):
     hidden[0, 2, 3] = np.inf
     after, metrics = step(state.replace(mems=state.mems.replace(hidden=hidden)), batches[1])
     assert metrics["skipped"] == 1
-    assert after.mems.filled.tolist() == [16, 16, 16, 16]  # M = T: only new states, all finite
+    assert after.mems.filled.tolist() == [16, 16, 16, 16]  # M = T: all states are new, finite
 
     step = prepared(folder, **SKIP, **{"train.mem_len": 32})[4]
     _, _, _, state, _, _ = prepared(folder, **SKIP, **{"train.mem_len": 32})
@@ -135,7 +135,7 @@ def test_memory_that_is_not_finite_is_emptied_for_its_stream_alone(folder):
     assert not np.any(after.mems.hidden[:, 2])
     assert np.all(np.isfinite(after.mems.hidden))
     _, metrics = step(after, batches[2])
-    assert metrics["skipped"] == 0  # an older memory would have been of the same NaN for ever
+    assert metrics["skipped"] == 0  # otherwise the NaN would stay in memory for ever
 
 
 def test_settings_that_skip_nothing_have_nothing_of_it(folder):
@@ -181,7 +181,7 @@ def test_a_spike_is_skipped_once_the_mean_is_one(folder, cut):
 
 
 def test_a_norm_that_is_not_finite_is_no_spike(folder):
-    """It stops the run, unless that is to be skipped as well."""
+    """A norm that is not finite stops the run, unless ``train.non_finite`` is ``skip``."""
     _, _, _, state, step, batches = prepared(folder, **{"train.skip_spikes": 3.0})
     recent = RecentNorm(jnp.float32(1e-9), jnp.int32(50))
     state = state.replace(opt_state=(recent, *state.opt_state[1:]))
@@ -196,7 +196,7 @@ def test_a_norm_that_is_not_finite_is_no_spike(folder):
 
 
 def overflowing(state, what):
-    """A finite state whose next update is not finite, whatever finite gradient it gets.
+    """A state whose next update makes ``what`` not finite, whatever finite gradient it gets.
 
     Adam divides ``mu`` by the root of ``nu``, so a huge mean over a small square overflows.
     """
@@ -238,7 +238,7 @@ def test_the_first_array_that_is_not_finite_is_named():
 
 @pytest.fixture
 def spoil(monkeypatch):
-    """Spoils the gradients of some steps, counted from 1 as in the log."""
+    """Multiplies the gradients of given steps, counted from 1 as in the log, by NaN or ``by``."""
     gradient_of = step_module.accumulate_gradient
 
     def spoil(*steps, by=jnp.nan):

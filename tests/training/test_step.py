@@ -92,7 +92,7 @@ def test_eight_devices_give_the_same_as_one(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["lamb", "muon"])
 def test_a_rule_for_whole_tensors_is_the_same_on_two_devices_and_in_micro_batches(folder, rule):
-    """Norms and singular values are of whole tensors, wherever their gradients were computed."""
+    """Norms and singular values are of whole tensors, however gradients are distributed."""
     changes = {"optimizer.name": rule, "optimizer.eps": 1e-6}
     cut = {"mesh.data": 2, "mesh.tensor": 2, "train.micro_batches": 4}
     one, several = (train_steps(folder, **changes, **more) for more in ({}, cut))
@@ -118,7 +118,7 @@ def test_context_is_given_to_a_model_without_memory_however_a_step_is_cut(folder
     if positions == "full":
         blind = train_steps(folder, **{**changes, "train.context_len": 0})[1]["nll_sum"]
         seeing = one[1]["nll_sum"]
-        assert blind[0] == pytest.approx(seeing[0], rel=1e-5)  # nothing is before it
+        assert blind[0] == pytest.approx(seeing[0], rel=1e-5)  # no context precedes it
         assert np.all(np.abs(blind[1:] / seeing[1:] - 1) > 1e-6)
 
 
@@ -177,7 +177,7 @@ def test_dropout_differs_from_step_to_step_on_the_same_batch(folder):
 
 @pytest.mark.integration
 def test_dropout_differs_between_micro_batches(folder):
-    """Of equal rows the mean loss would not depend on their number if their masks were equal."""
+    """With equal rows and equal masks, the mean loss would not depend on the number of rows."""
     means = []
     for rows in (2, 3):
         changes = {"model.dropout": 0.3, "model.n_layer": 1, "train.micro_batches": rows}
@@ -264,7 +264,7 @@ def test_a_run_reads_memory_that_is_emptied_as_often_as_it_says(folder):
 
 @pytest.mark.integration
 def test_the_loop_empties_memory_as_often_as_the_config_says(folder, tmp_path):
-    """Twelve steps of 16 tokens, emptied at the eleventh: two segments are in memory."""
+    """If memory is emptied at the eleventh of 12 steps, it ends with two segments of 16 tokens."""
     changes = {"train.mem_len": 48, "train.epoch_memory": "carry", "model.n_layer": 1}
     for every, filled in ((0, 48), (5, 32)):
         done = run(folder, tmp_path / str(every), **changes, **{"train.reset_every": every})
@@ -272,13 +272,13 @@ def test_the_loop_empties_memory_as_often_as_the_config_says(folder, tmp_path):
 
 
 # --------------------------------------------------------------------------------------
-# Drawn lengths, and other padded segments that more text follows.
+# Segments of random length, and other padded segments that are followed by text.
 
 DRAWN = {"train.seg_len_std": 2.0}
 
 
 def frozen_steps(exp, batches):
-    """Sums of nll, and memory after, of steps that leave the parameters as they are."""
+    """Sums of nll, and the final memory, of steps that do not change the parameters."""
     model, still = txl_jax.TransformerXL(exp.model), optax.set_to_zero()
     state = init_state(exp, model, still)
     step = jax.jit(lambda s, b: train_step(s, b, exp, model, still))
@@ -290,7 +290,7 @@ def frozen_steps(exp, batches):
 
 
 def scored_in_turn(exp, batches):
-    """The same of a plain forward pass without lengths."""
+    """Sums of nll, and the final memory, of plain forward passes without lengths."""
     model = txl_jax.TransformerXL(exp.model)
     state = init_state(exp, model, optax.set_to_zero())
     params, mems, sums = {"params": state.params}, state.mems, []
@@ -304,7 +304,7 @@ def scored_in_turn(exp, batches):
 
 
 def unpadded(batch):
-    """The same batch, its arrays as long as the longest row."""
+    """The same batch with its arrays cut to the length of the longest row."""
     n, c = int(batch.weights.sum(axis=1).max()), batch.context_len
     reset = batch.reset[:, : c + n] if batch.reset.ndim == 2 else batch.reset
     arrays = batch.inputs[:, : c + n], batch.targets[:, :n], batch.weights[:, :n], reset
@@ -344,7 +344,7 @@ def test_padding_of_drawn_lengths_changes_neither_loss_nor_memory(folder, change
 def test_padding_at_an_epochs_end_does_not_enter_memory_that_is_carried(folder):
     corpus, exp = corpus_and_experiment(folder, **{"train.epoch_memory": "carry"})
     n = training_streams(exp, corpus).n_segments
-    streams = ordered_streams(corpus.train[: 4 * 16 * 4 + 25], 4, 16, True)  # 4 segments and a bit
+    streams = ordered_streams(corpus.train[: 4 * 16 * 4 + 25], 4, 16, True)  # over 4 segments
     assert 0 < streams.targets_per_stream % 16 < 16 < n
     batches = [training_batch(streams, step, "carry") for step in range(7)]
     assert_padding_changes_nothing(exp, batches)
@@ -417,7 +417,7 @@ def test_a_run_on_drawn_lengths_tells_its_epochs_and_ends_alike_when_cut(folder,
 
 
 def test_thirty_adam_steps_equal_the_published_code():
-    """Losses to 1e-4 and gradient norms to 1e-3 relative, at the original's own rates."""
+    """Losses equal to 1e-4 and gradient norms to 1e-3 relative, at the original's rates."""
     recorded = np.load(shared_files.path("fixtures/train/adam.npz"))
     about = shared_files.json_of("fixtures/train/adam.json")
     cfg = config_from_pytorch(about["constructor"])
