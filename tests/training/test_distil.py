@@ -32,7 +32,7 @@ def teachers(tmp_path_factory):
     return folder, names
 
 
-def one_after_the_other(trained, tokens):
+def in_one_pass(trained, tokens):
     """Probabilities [N-1,V] at all of N tokens but the last, in one pass over all tokens."""
     mems = trained.model.init_mems(1, len(tokens))
     logits, _ = trained.model.apply({"params": trained.params}, tokens[None, :-1], mems)
@@ -48,7 +48,7 @@ def test_soft_targets_are_the_mean_of_the_teachers(teachers):
     tokens = np.asarray(corpus.train)[:100]
     trained = [txl_jax.load(name) for name in names]
     soft: Any = teacher_probabilities([(t.model, t.params) for t in trained], tokens, exp)
-    mean = sum(one_after_the_other(t, tokens) for t in trained) / 2
+    mean = sum(in_one_pass(t, tokens) for t in trained) / 2
     assert soft.words.shape == (100, 5)
     for i in range(1, 100):
         want = np.sort(mean[i - 1])[::-1][:5]

@@ -4,13 +4,13 @@ import dataclasses
 import json
 import pathlib
 import shutil
-import signal
 from typing import Any
 
 import jax
 import numpy as np
 import optax
 import pytest
+from run_records import StopAt
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from tiny_runs import arrays, corpus_and_experiment, experiment, text, train
@@ -84,25 +84,11 @@ def loss_by_hand(model, params, corpus, batch_size=4, seg_len=16):
     return float(np.mean(nll))
 
 
-class StopAt(PreemptionGuard):
-    """A guard that requests a stop at its n-th query."""
-
-    def __init__(self, n):
-        super().__init__()
-        self.left = n
-
-    def requested(self):
-        self.left -= 1
-        if self.left == 0:
-            self.signal = signal.SIGTERM
-        return self.signal is not None
-
-
 # What a fine-tuned run starts from.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scan_layers", [False, True])
 def test_the_first_loss_is_the_starting_models_and_training_changes_it(
     trained, tmp_path, scan_layers
 ):
@@ -128,7 +114,7 @@ def test_the_first_loss_is_the_starting_models_and_training_changes_it(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scan_layers", [False, True])
 def test_an_optimizer_that_keeps_the_first_parameters_keeps_those_it_starts_from(
     trained, tmp_path, scan_layers
 ):

@@ -81,11 +81,7 @@ def test_their_folders_are_workdirs_of_single_runs(together, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "lost",
-    [pytest.param((), marks=pytest.mark.slow), ("12",)],
-    ids=["all have it", "one lost its last"],
-)
+@pytest.mark.parametrize("lost", [(), ("12",)], ids=["all have it", "one lost its last"])
 def test_stopped_seeds_resume_from_the_last_step_that_all_have(together, folder, tmp_path, lost):
     class StopAt(PreemptionGuard):
         left = 5

@@ -124,8 +124,6 @@ def test_stopped_while_validating_validates_again_and_is_bit_identical(tmp_path)
     run(tmp_path, tmp_path / "whole")
 
     class StopInValidation(PreemptionGuard):
-        asked_of_loop = 0
-
         def requested(self):
             import inspect
 
@@ -300,11 +298,7 @@ def test_kill_9_at_twenty_random_times_and_resume_is_bit_identical(tmp_path, cap
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "code"),
-    [
-        (signal.SIGHUP, 0),
-        *(pytest.param(n, 0, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGUSR1)),
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
-    ],
+    [(signal.SIGHUP, 0), (signal.SIGTERM, 0), (signal.SIGUSR1, 0), (signal.SIGINT, 130)],
 )
 def test_a_signal_saves_and_exits_with_the_command_to_resume(killed_folder, sent, code):
     folder, config = killed_folder
