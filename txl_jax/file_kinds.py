@@ -1,4 +1,4 @@
-"""Says what bytes that are no text in UTF-8 look like: a kind of file, or another encoding."""
+"""Recognises bytes that are no UTF-8 text: the kind of a file, or the encoding of a text."""
 
 import codecs
 import contextlib
@@ -7,7 +7,7 @@ import string
 from collections.abc import Iterable
 
 LOOKED_AT = 1 << 16
-"""The number of bytes at the start of a file that are looked at."""
+"""The number of bytes at the start of a file that are examined."""
 
 _ENDS = {
     b"\x1f\x8b": ".gz",
@@ -20,7 +20,7 @@ _ENDS = {
     b"ARROW1": ".arrow",
     b"\xff\xff\xff\xff": ".arrow",
 }
-"""The end of a name with which files of data are read as what they are, by their first bytes."""
+"""The suffix that a data file must have to be read as what it is, by its first bytes."""
 LFS = "a pointer of Git LFS to a file that  git lfs pull  gets"
 _STARTS: dict[bytes, str] = {
     **{b"\x1f\x8b": "a gzip file", b"\xfd7zXZ\0": "an xz file"},
@@ -33,7 +33,7 @@ _STARTS: dict[bytes, str] = {
     },
     **{b"7z\xbc\xaf\x27\x1c": "a 7-Zip archive", b"\x1f\x9d": "a compress (.Z) file"},
     **{b"PAR1": "a Parquet table", b"ARROW1": "an Arrow table", b"FEA1": "a Feather table"},
-    b"\xff\xff\xff\xff": "an Arrow table",  # as a stream
+    b"\xff\xff\xff\xff": "an Arrow table",  # in the stream format
     **{
         b"ORC": "an ORC table",
         b"Obj\1": "an Avro file",
@@ -73,7 +73,7 @@ _INSIDE = (
     *((8, b"WAVE", "a WAV file"), (8, b"WEBP", "a WebP image"), (8, b"AVI ", "an AVI video")),
     *((8, b'{"', "a safetensors file"), (4, b"1AY&SY", "a bzip2 file")),
 )
-"""The position and the bytes of what begins otherwise."""
+"""Marks that are not at the start of a file: their position, their bytes, and the kind of file."""
 _IN_ZIP = (
     *(
         ("[Content_Types].xml", "a Microsoft Office document"),
@@ -86,10 +86,10 @@ _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1a\x1b")) + b"\x7f"
 
 
 def file_kind(start: bytes, least: int = 2) -> str | None:
-    """Returns what a file is, to be read after "is", or ``None`` for what may be a text.
+    """Returns the kind of a file, such as "a gzip file", or ``None`` if it may be a text.
 
-    ``start`` has its first bytes. Marks of fewer than ``least`` bytes do not count. Marks that
-    consist of letters count only if ``start`` has control characters, which no text has.
+    ``start`` has the file's first bytes. Marks of fewer than ``least`` bytes do not count. Marks of
+    letters and digits count only if ``start`` has control characters, which no text has.
     """
     letters_only = len(start.translate(None, _CONTROLS)) == len(start)
     for mark, kind in _STARTS.items():
@@ -104,19 +104,19 @@ def file_kind(start: bytes, least: int = 2) -> str | None:
 
 
 def zip_kind(names: Iterable[str]) -> str | None:
-    """Returns what a zip archive with these files is if it is no mere archive."""
+    """Returns the kind of document or program that a zip archive with these files is, or None."""
     known = tuple(names)
     ends = (kind for end, kind in _IN_ZIP if any(name.endswith(end) for name in known))
     return next(ends, None)
 
 
 def readable_end(start: bytes) -> str | None:
-    """Returns the end of a name with which this file is read as what it is, if there is one."""
+    """Returns the suffix that this file must have to be read as what it is, or ``None``."""
     return next((end for mark, end in _ENDS.items() if start.startswith(mark)), None)
 
 
 def not_text(start: bytes) -> str | None:
-    """Returns what a file is that is no text in any encoding, or ``None``."""
+    """Returns the kind of a file that is no text in any encoding, or ``None`` if it may be text."""
     if kind := file_kind(start):
         return kind
     controls = len(start) - len(start.translate(None, _CONTROLS))
@@ -137,7 +137,7 @@ _ISO_2022 = {
     **{b"\x1b$@": "ISO-2022-JP-2", b"\x1b$B": "ISO-2022-JP-2", b"\x1b$)C": "ISO-2022-KR"},
     **{b"\x1b$)A": "ISO-2022-CN-EXT", b"\x1b$)G": "ISO-2022-CN-EXT"},
 }
-"""The encoding that an escape sequence belongs to."""
+"""The encodings to which escape sequences belong."""
 
 
 def iso_2022(data: bytes) -> tuple[int, str] | None:

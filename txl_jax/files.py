@@ -40,7 +40,7 @@ def atomic_write(path: str, data: bytes) -> None:
 
 
 def append(path: str, data: bytes) -> None:
-    """Adds all data to the end of a file, or none and raises OSError, which names the file.
+    """Appends all data to a file, or appends nothing and raises OSError, which names the file.
 
     An object in a bucket cannot grow, so it is read and written again.
     """
@@ -85,7 +85,8 @@ def write_csv(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 _OTHER_MARKS = {
-    **{codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"},  # LE begins as UTF-16 does
+    # UTF-32 is first, because its little-endian mark begins with that of UTF-16
+    **{codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"},
     **{codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"},
 }
 
@@ -93,8 +94,8 @@ _OTHER_MARKS = {
 def mark_size(start: bytes) -> int:
     """Returns how many bytes of a file are its byte order mark in UTF-8: 3, or 0 without one.
 
-    ``start`` is the file or its first 4 bytes. Raises ValueError, whose message continues a file's
-    name, for the mark of UTF-16 or UTF-32.
+    ``start`` is the file or its first 4 bytes. Raises ValueError, whose message is to follow the
+    file's name, for the mark of UTF-16 or UTF-32.
     """
     for mark, name in _OTHER_MARKS.items():
         if start.startswith(mark):
@@ -104,7 +105,7 @@ def mark_size(start: bytes) -> int:
 
 
 def check_encoding(data: bytes) -> None:
-    """Raises ValueError, whose message continues a file's name, for text in UTF-16 or UTF-32.
+    """Raises ValueError, whose message is to follow the file's name, for UTF-16 or UTF-32 text.
 
     Text has no character U+0000 (NUL), but text in these encodings has many bytes 0.
     """
@@ -125,11 +126,11 @@ def _not_utf8(data: bytes, at: int) -> str:
 
 
 def decode_text(data: bytes, errors: str = "strict") -> str:
-    r"""Returns the text of a file in UTF-8, without a byte order mark. All text is read with it.
+    r"""Returns the text of a file in UTF-8, without a byte order mark.
 
     Nothing else changes: ``\r\n`` stays ``\r\n``. ``errors`` is that of ``bytes.decode``. Raises
-    ValueError, whose message continues a file's name, for other encodings. With ``strict``, NUL
-    characters are refused too; otherwise the data may be any bytes.
+    ValueError, whose message is to follow the file's name, for other encodings. With ``strict``,
+    NUL characters are refused too; otherwise the data may be any bytes.
     """
     start = mark_size(data[:4])
     if errors == "strict":
@@ -147,7 +148,7 @@ MAX_DEPTH = 50
 def parse_json(data: bytes, **settings: Any) -> Any:
     """Returns the value in the bytes of a JSON file; ``settings`` are those of ``json.loads``.
 
-    Raises ValueError, whose message continues a file's name.
+    Raises ValueError, whose message is to follow the file's name, for bytes that are not JSON.
     """
     try:
         return json.loads(decode_text(data), **settings)
@@ -161,7 +162,7 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
     """Returns the object that the bytes of a JSON file contain.
 
     Raises:
-      ValueError: the bytes are not one JSON object. The message continues a file's name.
+      ValueError: the bytes are not one JSON object. The message is to follow the file's name.
     """
     value = parse_json(data, object_pairs_hook=_unique_keys)
     try:
@@ -217,4 +218,4 @@ def write_failure_reason(error: Exception) -> str:
         return "the disk is full"
     if number is not None:
         return os.strerror(number)
-    return f"{type(error).__name__}: {text.strip().partition(chr(10))[0][:300]}"  # can be long
+    return f"{type(error).__name__}: {text.strip().partition(chr(10))[0][:300]}"

@@ -18,7 +18,7 @@ _wakeup_fd: int | None = None
 
 
 def is_command() -> bool:
-    """Whether this process is the command ``txl``, or starts a module of ours with ``python -m``.
+    """Whether this process is ``txl``, or a command of this package started with ``python -m``.
 
     This is False in a program that imports the package, which may have its own signal handlers.
     """

@@ -1,8 +1,9 @@
 """The command's modes as Python functions: train, and generate, score and evaluate with a model.
 
-The functions have the settings and defaults of the modes and return their results. They write no
-files, except for training. Training prints as the command does. The others print on standard error
-only: notes about an evaluation, and on a terminal or in a notebook how far long work is.
+The functions have the settings and defaults of the modes and return their results. Only training
+and exporting write files. Training prints as the command does. The other functions print on
+standard error only: notes about an evaluation, and on a terminal or in a notebook the progress of
+long work.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ from txl_jax.training.events import Logger
 from txl_jax.training.run import Stopped, score_own_text, train_and_evaluate
 
 _COMMAND = "it is for the command; here the text is an argument, and the result is returned"
-"""Why settings of the modes that name files are no arguments."""
+"""The reason why settings that name files are no arguments of the methods."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -64,12 +65,12 @@ class LanguageModel(TrainedModel):
       ('byte', True, 0)
 
     The keyword arguments of the methods are the settings of the sections ``generate``, ``score``
-    and ``evaluate``. An argument that is not given has the value of the run, ``config``. Every
+    and ``evaluate``. An argument that is not given has the value in the run's ``config``. Every
     method raises ConfigError for an unknown or wrong argument, and DataError for text or ids that
     the vocabulary does not have. The attributes are those of a trained model:
 
     Attributes:
-      model, params: the Flax module, for ``model.apply({"params": params}, ...)``.
+      model, params: the Flax module and its parameters: ``model.apply({"params": params}, ...)``.
       vocab: encodes text to token ids and decodes them.
       config, step: the settings of the experiment, and the step of the checkpoint.
       weights, others: the name of these parameters (``raw`` or an average), and the other names.
@@ -137,16 +138,16 @@ class LanguageModel(TrainedModel):
         """Returns the loss of every token of a text, as ``--mode=score`` does.
 
         Args:
-          text: a text or its bytes, which are cut into lines after each line end, its ids (an
-            array or a list of integers), or a list of lines or of their ids, which are scored as
-            they are: write the line ends.
+          text: a text or its bytes, which are cut into lines after each line end; its ids (an
+            array or a list of integers); or a list of lines or of their ids, which are scored as
+            they are, so they must contain their line ends.
           memory, mem_len, seg_len, batch_size, tokens: the settings of
             :class:`~txl_jax.config.ScoreConfig`; ``line`` empties the memory before each line.
         """
         trained = _with_section(self, "score", given(locals(), "text"))
         lines = texts_of(text, "text")
         if isinstance(text, str | bytes | bytearray | memoryview):
-            check_text(self.vocab, str(lines[0]))  # the whole text, whose encoding shows better
+            check_text(self.vocab, str(lines[0]))  # the whole text shows a wrong encoding best
             lines = list(io.StringIO(str(lines[0]), newline="\n"))
         return score_any_text(trained, lines, "text")
 
@@ -201,7 +202,7 @@ class LanguageModel(TrainedModel):
           data: settings of :class:`~txl_jax.config.DataConfig` that name another text, such as
             ``{"path": "other.txt"}``. The vocabulary of the model encodes it.
           batch_size, ...: the settings of :class:`~txl_jax.config.ProtocolConfig`, with a dict
-            for the section ``dynamic={"rule": "sgd"}``.
+            for the section ``dynamic``, such as ``{"rule": "sgd"}``.
         """
         settings = given(locals(), "split", "data")
         if split is not None:
@@ -224,14 +225,14 @@ def train(
 ) -> LanguageModel:
     """Trains, evaluates and samples a model as the command does, and returns the model.
 
-    The workdir has the same files afterwards. A second call resumes an interrupted run, and only
-    evaluates a finished one again. Progress is printed on standard error, and the final scores and
-    the sample on standard output.
+    The workdir then has the same files as after the command. A second call resumes an interrupted
+    run; a finished run is only evaluated again. Progress is printed on standard error, and the
+    final scores and the sample on standard output.
 
     In the main thread, the first Ctrl-C (or interrupt of a notebook) saves the state after the
     current step and then raises KeyboardInterrupt; SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU
-    save it too and then take their usual effect. Of these, those after SIGTERM stay ignored if they
-    are. The process keeps its logs, its signal handlers and its settings of JAX.
+    save it too and then take their usual effect. Signals that the process ignores, except SIGTERM,
+    stay ignored. The process keeps its logs, its signal handlers and its settings of JAX.
 
     Example:
       >>> import pathlib, txl_jax
@@ -251,8 +252,8 @@ def train(
         :func:`~txl_jax.load_config`.
       workdir: the folder of the run, perhaps ``gs://BUCKET/NAME`` (needs ``txl_jax[gcs]``).
       overrides: a dict from dotted keys to values, such as ``{"train.steps": 10}``.
-      loggers: receive the settings, the numbers and the texts of the run. With several seeds, each
-        seed starts them.
+      loggers: objects that receive the settings, the numbers and the texts of the run. With several
+        seeds, they are started once for each seed.
 
     Returns the best checkpoint's model, with several seeds that of the first seed. Its attribute
     ``seeds`` has the models of all seeds. The results are in the workdir, and
@@ -285,8 +286,9 @@ def sweep(
 ) -> sweep_mode.Sweep:
     """Trains every combination of a grid of settings, as ``--mode=sweep`` does.
 
-    ``grid`` has values by key: ``{"optimizer.learning_rate": [1e-3, 3e-4]}``. The same call again
-    goes on. ``str()`` of the result is the table. The rest is as for :func:`train`.
+    ``grid`` has the values of each key: ``{"optimizer.learning_rate": [1e-3, 3e-4]}``. Calling
+    again resumes an interrupted sweep. ``str()`` of the result is the table. Other arguments and
+    errors are those of :func:`train`.
 
     Example:
       >>> import pathlib, txl_jax

@@ -1,4 +1,4 @@
-"""Looks packages up, and writes errors that libraries log to a file of the workdir.
+"""Imports optional packages, and writes errors that libraries log to a file of the workdir.
 
 After one failed save, Orbax, asyncio and tensorstore print hundreds to thousands of lines, partly
 after this program's own one-line message. The file ``<workdir>/library.log`` keeps these lines for

@@ -1,4 +1,4 @@
-"""The class of all paths: that of etils, for which a name never is a pattern."""
+"""The class of all paths: the one of etils, changed so that a name is never a glob pattern."""
 
 import errno
 import glob
@@ -15,8 +15,8 @@ COMMIT_MARK = "commit_success.txt"
 class LiteralPath(PosixGPath):
     """A local path or a ``gs://`` address; see :func:`txl_jax.paths.path`, which makes them.
 
-    etils reads ``[``, ``*`` and ``?`` in the name of a local folder as patterns, and leaves out
-    files whose names end with ``~``.
+    In contrast, etils reads ``[``, ``*`` and ``?`` in the name of a local folder as patterns, and
+    leaves out files whose names end with ``~``.
     """
 
     def glob(self, pattern: str) -> Iterator["LiteralPath"]:
@@ -36,7 +36,7 @@ class LiteralPath(PosixGPath):
                 yield self / name
 
     def open(self, mode: str = "r", **settings: Any) -> Any:
-        """Opens the file; the error for a missing object names it as one for a file does."""
+        """Opens the file; the error for a missing object of a bucket names it, as for a file."""
         try:
             return super().open(mode, **settings)
         except FileNotFoundError as error:
@@ -45,7 +45,7 @@ class LiteralPath(PosixGPath):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self)) from error
 
     def rmtree(self, missing_ok: bool = False) -> None:
-        """Removes a folder; in a bucket its commit mark first, so that no half of it counts."""
+        """Removes a folder; in a bucket its commit mark first, so that the rest does not count."""
         if self._uri_scheme:
             (self / COMMIT_MARK).unlink(missing_ok=True)
         super().rmtree(missing_ok)

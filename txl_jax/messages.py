@@ -86,7 +86,7 @@ def names_flags() -> bool:
 def argument(name: str, value: object) -> str:
     """Formats an argument for a message: ``workdir=runs/x``, or ``--workdir=runs/x`` in a command.
 
-    ``name`` is that of the flag without dashes. Python has no ``config.`` before a setting's key.
+    ``name`` is the flag's name without dashes. In Python, a setting's key has no ``config.``.
     """
     if _as_flags:
         return shlex.quote(f"--{name}={value}")
@@ -101,7 +101,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def nearest_or_all(word: str, known: Iterable[str]) -> str:
-    """Ends a message about a word that is no known name: says the nearest name, or all of them."""
+    """Returns the end of a message about an unknown word: the nearest known name, or all names."""
     names = list(known)
     near = nearest(word, names)
     return f"the nearest is {near!r}" if near else f"there are {', '.join(names) or 'none'}"
@@ -144,7 +144,7 @@ _ADVICE = {
 
 
 def describe_os_error(error: OSError, action: str) -> str:
-    """A message with the failed action (such as ``--mode=evaluate``), file, reason and advice."""
+    """Returns a message with the failed action (such as ``--mode=x``), file, reason and advice."""
     reason = error.strerror or str(error) or type(error).__name__
     paths = [
         x for x in (error.filename, error.filename2) if isinstance(x, str | bytes | os.PathLike)

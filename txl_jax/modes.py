@@ -32,7 +32,7 @@ ONE_MODEL = {
     "score": "txl_jax.evaluation.any_text",
     "interactive": "txl_jax.generation.interactive",
 }
-"""The modules of modes that use one model as analyses do."""
+"""The modules of the modes that use one model, as analyses do, but are no analyses."""
 
 RESULTS = (
     *("report.html", "evaluation.json", "sample.txt", "loss.png", "metrics.jsonl", "config.json"),
@@ -50,7 +50,7 @@ def module_of(mode: str) -> Any:
 
 
 def _resumable(mode: Callable[P, int]) -> Callable[P, int]:
-    """Makes a mode print the command that resumes it if a signal stops it, and return its code."""
+    """Makes a mode that a signal stops print the command that resumes it and return a code."""
 
     @functools.wraps(mode)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
@@ -144,7 +144,7 @@ def ablate(config: str, overrides: Mapping[str, str], workdir: str) -> int:
 
 @_resumable
 def sweep(exp: ExperimentConfig, workdir: str) -> int:
-    """Trains the unfinished runs of a grid, and prints the table and what follows from the best."""
+    """Trains the unfinished runs of a grid; prints a table and how to train the best one longer."""
     from txl_jax.analysis import sweep
 
     found = sweep.run(exp, workdir)

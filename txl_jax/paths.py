@@ -1,7 +1,8 @@
 """Reads, lists, moves and removes files and folders of this machine, or of ``gs://`` buckets.
 
-Paths travel as text; :func:`path` makes the object that works on them. In a bucket there are only
-whole objects: a folder exists while there is an object in it, and an object is replaced at once.
+Paths are passed as text; :func:`path` makes the object that reads and writes files. In a bucket
+there are only whole objects: a folder exists while there is an object in it, and an object is
+replaced at once.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 BUCKETS = "gs://"
 _ADDRESS = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])((?:/[^/]+)*)/?")
-_REFUSED = re.compile(r"[\x00-\x1f\x7f\\#?*\[\]]")  # patterns and marks of versions for the clients
+_REFUSED = re.compile(r"[\x00-\x1f\x7f\\#?*\[\]]")  # clients read some as patterns or versions
 _ROOTS = ("/gs/", "/s3/", "/az/", "/hf/")
 
 
@@ -35,7 +36,7 @@ def is_remote(path: str) -> bool:
 
 
 def address_fault(address: str) -> str | None:
-    """Returns why an address cannot be used, to be read after it, or ``None``."""
+    """Returns why an address cannot be used, as text that follows the address, or ``None``."""
     match = _ADDRESS.fullmatch(address)
     if match is None:
         return "is not of the form gs://BUCKET/NAME/..., with a bucket's lowercase name"
@@ -49,9 +50,9 @@ def address_fault(address: str) -> str | None:
 
 
 def path(*parts: str) -> "LiteralPath":
-    """Returns the object for a path whose parts are joined; raises StorageError for a bucket.
+    """Returns the object for a path whose parts are joined.
 
-    The first use of a bucket checks that it exists and can be listed.
+    The first use of a bucket checks that it exists and can be listed, or raises StorageError.
     """
     from txl_jax.literal_path import LiteralPath  # slow, and --help needs no path
 
@@ -80,12 +81,12 @@ def names(folder: str) -> list[str]:
 
 
 def read_text(file: str, errors: str) -> str:
-    """Returns the text of a file in UTF-8 as it is, with its line ends; see ``bytes.decode``."""
+    """Returns the text of a UTF-8 file with its line ends; ``errors`` as in ``bytes.decode``."""
     return path(file).read_bytes().decode("utf-8", errors)
 
 
 def make_folder(folder: str) -> None:
-    """Makes a folder, and those that it is in; a bucket needs no folders."""
+    """Makes a folder and its missing parents; a bucket needs no folders."""
     if not is_remote(folder):
         os.makedirs(folder, exist_ok=True)
 
@@ -105,7 +106,7 @@ def remove_folder(folder: str) -> None:
     if not is_remote(folder):
         shutil.rmtree(folder, ignore_errors=True)
         return
-    with contextlib.suppress(Exception):  # of the client, of many types
+    with contextlib.suppress(Exception):  # the client raises many types
         path(folder).rmtree()
 
 
@@ -141,7 +142,7 @@ def local_file(file: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def local_folder(folder: str) -> Iterator[str]:
-    """Yields a folder for programs that write local files only, which are then copied."""
+    """Yields a folder for programs that write only local files; copies the files to a bucket."""
     if not is_remote(folder):
         yield folder
         return
@@ -155,7 +156,7 @@ def local_folder(folder: str) -> Iterator[str]:
 def store() -> Any:
     """Returns the client of Google Cloud Storage, the same one that ``etils`` uses.
 
-    It keeps no lists of objects, because other processes may have written since.
+    It does not cache lists of objects, because other processes may have written since.
     """
     import fsspec
 

@@ -15,7 +15,7 @@ DELAY = 2.0
 PATIENCE = 1.0
 """The seconds after which a line says what a program waits for."""
 LINES = 30.0
-"""The seconds between lines of the command in a file or pipe."""
+"""The seconds between the lines of progress that the command writes to a file or pipe."""
 
 
 def is_watched() -> bool:
@@ -24,7 +24,7 @@ def is_watched() -> bool:
 
 
 def has_width(stream: Any) -> bool:
-    """Whether a stream is a terminal that has a size; some of a container or a pipe have none."""
+    """Whether a stream is a terminal with a size; some terminals, as in containers, have none."""
     try:
         return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
     except (OSError, ValueError, AttributeError):
@@ -43,9 +43,9 @@ def bar(what: str, total: int | None, done: int = 0, unit: str = "B", disable: b
 
 
 def work_bar(what: str, total: int | None, unit: str, disable: bool = False) -> Any:
-    """Returns a :func:`bar` of a method's work, which a program in a file or pipe does not show.
+    """Returns a :func:`bar` of a method's work; a user's program shows it on a terminal only.
 
-    The command shows it there too, with a line every :data:`LINES`.
+    The command also shows it in a file or pipe, with a line every :data:`LINES` seconds.
     """
     return bar(what, total, unit=unit, disable=disable or not (names_flags() or is_watched()))
 
@@ -62,8 +62,8 @@ def watched(blocks: Iterable[bytes], what: str, total: int | None) -> Iterator[b
 def waiting_for(what: str) -> Iterator[None]:
     """Says on stderr what a program waits for, if that takes longer than :data:`PATIENCE`.
 
-    In a file or pipe the command says it after :data:`LINES`, and a program of the user's does
-    not. A bar stays below the line.
+    If stderr is a file or pipe, the command prints the line after :data:`LINES` seconds, and a
+    user's program prints none. A bar stays below the line.
     """
     if not (names_flags() or is_watched()):
         yield

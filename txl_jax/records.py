@@ -13,7 +13,7 @@ from txl_jax.units import UNIT_NAMES
 
 
 def append(metrics_path: str, *records: Mapping[str, Any]) -> None:
-    """Adds all records to a file, or none and raises OSError, which names the file."""
+    """Appends all records to a file, or appends none and raises OSError, which names the file."""
     files.append(metrics_path, b"".join(_line(record) + b"\n" for record in records))
 
 
@@ -63,7 +63,7 @@ def _is_number(value: Any) -> bool:
     """Returns whether a JSON value is ``None`` or a number that a float can represent."""
     try:
         return value is None or (type(value) in (int, float) and math.isfinite(value))
-    except OverflowError:  # an integer beyond every float
+    except OverflowError:  # an integer too large for a float
         return False
 
 

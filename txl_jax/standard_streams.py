@@ -1,13 +1,14 @@
-"""Standard input, output and error that cannot end a run: closed, full, or read by nobody.
+"""Standard streams that do not end a run if they are closed, cannot be written or have no reader.
 
-A command calls :func:`open_standard_streams` before it opens a file. Its streams then behave so:
+A command calls :func:`open_standard_streams` before it opens a file. Its streams then behave like
+this:
 
     closed at the start (``2>&-``)     not used for other files; output is lost as on a full disk
     the reader has ended (``| head``)  further output is dropped
     cannot be written (a full disk)    this output is dropped; later output is written again
 
-Losing standard output ends a command whose result it is, with exit code 141 as the shell reports of
-other programs if the reader has ended. A mode with other results calls
+A command whose result is its standard output ends if this output is lost. If the reader has ended,
+the exit code is 141, as a shell reports for other programs. A mode with other results calls
 :func:`drop_unwritten_output` and does all its work.
 
 In a program of the user, the streams belong to the user and are not changed. This package prints to
@@ -25,11 +26,11 @@ from typing import Any, NoReturn, TextIO, cast
 
 READER_ENDED = 141  # 128 + SIGPIPE
 
-_streams: dict[str, TextIO] = {}  # of a command, by name
+_streams: dict[str, TextIO] = {}  # the streams of a command, by name
 
 
 class _Descriptor(io.FileIO):
-    """A file descriptor for output. If ``drops``, what cannot be written is dropped.
+    """A file descriptor for output. If ``drops``, data that cannot be written is dropped.
 
     ``lost`` is the first error that did not come from a reader that has ended. Nothing can be
     written if ``closed_at_start``.
@@ -76,7 +77,7 @@ class _Tolerant:
         try:
             if self._stream is not None:
                 self._stream.write(text)
-        except Exception:  # of any class of stream; no output is worth a run
+        except Exception:  # a stream may raise any type; lost output must not end a run
             pass
         return len(text)
 
@@ -106,7 +107,7 @@ class _Tolerant:
 
 
 def open_standard_streams() -> None:
-    """Opens what is closed of the descriptors 0 to 2, and replaces the streams for output.
+    """Opens those of the descriptors 0 to 2 that are closed, and replaces the output streams.
 
     A stream that is not Python's own is kept. ``sys.stdin`` stays ``None`` if it was closed.
     """
@@ -146,7 +147,7 @@ def _text_stream(descriptor: _Descriptor, before: Any) -> TextIO:
 def drop_unwritten_output(may_be_closed: bool = True) -> None:
     """Lets a command with other results go on if its standard output cannot be written.
 
-    If ``may_be_closed``, output that was closed at the start is not wanted, and nothing is lost.
+    If ``may_be_closed``, a standard output that was closed at the start does not count as lost.
     """
     if descriptor := _stdout_descriptor():
         descriptor.drops = True
@@ -167,7 +168,7 @@ def run_command(command: Callable[[], int | None]) -> NoReturn:
         except SystemExit as end:
             code = end.code
         stdout().flush()
-    except OSError as error:  # of help, or of the last output
+    except OSError as error:  # while help or the last output is written
         if error is not getattr(_stdout_descriptor(), "lost", None):
             raise
         code = 0

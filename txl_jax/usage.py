@@ -1,4 +1,4 @@
-"""What the command says about itself: its usage, the settings of a mode, shell completion."""
+"""The help of the command: its usage, the settings of a mode, and shell completion."""
 
 import argparse
 import ast
@@ -40,7 +40,7 @@ _SECTIONS = {
     "compile": ("model", "train", "mesh"),
     **{mode: (mode, *row.sections) for mode, row in ANALYSES.items()},
 }
-"""The sections of settings that a mode reads, where they are not those of its own name."""
+"""The sections of settings that a mode reads, unless it only reads the one of its own name."""
 
 _FLAGS = {
     "--config=NAME": "a recipe, or a Python file with get_config(); NAME:VARIANT for a variant",
@@ -64,7 +64,7 @@ _NEEDS = {
     "model": "--workdir=DIR [--step=STEP]",
     "runs": "--workdir=DIR",
 }
-"""The flags of a mode, by what it gets."""
+"""The flags of a mode, by what it reads (:func:`_reads`)."""
 
 _EXAMPLES = {
     "--config=quickstart": "a small model of Python's source in five minutes",
@@ -76,9 +76,9 @@ _EXAMPLES = {
 
 
 def help_text(words: Sequence[str]) -> str:
-    """Returns the usage, or that of the mode among the words of a command with its settings.
+    """Returns the usage, or, if a command's words have a mode, the mode's usage and settings.
 
-    The settings have the values of the words: of ``--config=NAME`` and ``--config.KEY=VALUE``.
+    The settings have the values that ``--config=NAME`` and ``--config.KEY=VALUE`` give them.
     Raises ConfigError for an unknown mode, config, setting or value.
     """
     rest, overrides = split_overrides(words)

@@ -31,7 +31,7 @@ def check_for_agents(c: TransformerXLConfig) -> None:
 
 
 def refuse_arguments_of_core(names: Iterable[str]) -> None:
-    """Raises ArgumentError for a name that has another one in a sequence model, or no meaning."""
+    """Raises ArgumentError for arguments of ``core`` that a sequence model renames or lacks."""
     reasons = {"mems": "give initial_carry", "carry": "give initial_carry"}
     reasons |= {"reset": "give mask", "begins": "give mask"}
     reasons |= dict.fromkeys(("train", "lengths"), "use TransformerXL with method='core'")
@@ -39,11 +39,11 @@ def refuse_arguments_of_core(names: Iterable[str]) -> None:
 
 
 class Actor(flax.struct.PyTreeNode):
-    """Parameters and the memory that they projected: the carry of acting.
+    """Parameters and the memory that is projected with them: the carry of acting.
 
     The two are one value, so no step uses a memory that other parameters projected. After an update
     of the parameters, make a new actor with :meth:`start`. The actor is a pytree for ``jax.jit``,
-    ``jax.vmap`` and the carry of ``jax.lax.scan``, which moves on in place.
+    ``jax.vmap`` and the carry of ``jax.lax.scan``, which updates it in place.
 
     Attributes:
       variables: what ``model.apply`` takes, with one tree for each layer.
@@ -86,7 +86,7 @@ class Actor(flax.struct.PyTreeNode):
 
         Returns:
           outputs: [B,D], the output of the last layer without dropout.
-          actor: to take the next step with.
+          actor: the actor for the next step.
           states: [L,B,D] in the compute dtype, the input of every layer.
         """
         rows = self.cache.filled.shape[0]

@@ -1,4 +1,4 @@
-"""The states that acting stored, and the memory before any of its steps.
+"""The states that acting stored, and the memory before any of the stored steps.
 
 Slot s holds step s of the newest S steps, oldest first. M = 3, S = 7, one row:
 
@@ -38,9 +38,9 @@ class StateBuffer(flax.struct.PyTreeNode):
 
     @classmethod
     def start(cls, mems: Memory, steps: int | np.integer) -> "StateBuffer":
-        """Returns a buffer of M + ``steps`` slots, of which the newest M are those of a memory.
+        """Returns a buffer of M + ``steps`` slots, the newest M with the states of a memory.
 
-        ``mems`` is the memory where the first rollout starts, for example of ``init_mems``.
+        ``mems`` is the memory where the first rollout starts, for example from ``init_mems``.
         """
         mems, steps = any_memory(mems), size("steps", steps, 1)
         hidden = jnp.pad(mems.hidden, [(0, 0), (0, 0), (steps, 0), (0, 0)])
@@ -71,7 +71,7 @@ class StateBuffer(flax.struct.PyTreeNode):
         return StateBuffer(jax.lax.stop_gradient(hidden), begun, stored)
 
     def memory(self, mem_len: int | np.integer, before=None, rows=None) -> Memory:
-        """Returns the memory of M slots before a step, of which those of its episode so far count.
+        """Returns the memory of M slots before a step; only slots of the step's episode are real.
 
         If the step begins an episode, the memory is that of the episode before. ``core`` ignores it
         if its ``reset`` says so.

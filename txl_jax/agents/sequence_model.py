@@ -16,12 +16,12 @@ Carry = tuple[tuple[jax.Array, ...], jax.Array]
 
 
 class SequenceModel(nn.Module):
-    """Transformer-XL between a carry and a carry: a step in acting, a window in learning.
+    """Transformer-XL that maps a carry to the next: over a step in acting, a window in learning.
 
     Both give the same outputs to rounding. The carry is the memory: hidden states [B,M,D] of each
     layer in the compute dtype, and the number of real ones, int32 [B]. A program may store it, and
-    shuffle, select or reset its rows. The parameters are those of ``core``. As a sequence model of
-    memorax, it is the ``torso`` of a network there.
+    shuffle, select or reset its rows. The parameters are those of ``core``. In memorax, this module
+    is the ``torso`` of a network.
 
     Example:
       >>> import jax, jax.numpy as jnp, txl_jax, txl_jax.agents as agents
@@ -59,7 +59,7 @@ class SequenceModel(nn.Module):
           inputs: floats [B,T,D], any T.
           mask: bool or numbers [B,T], not 0 at the first step of an episode; ``None``: all 0.
           initial_carry: the carry before these steps; ``None`` is an empty one.
-          unused: what a program gives to all its sequence models, such as ``action``.
+          unused: arguments that a program gives to all its sequence models, such as ``action``.
         """
         core, m = TransformerXL(self.cfg), self.mem_len
         nn.share_scope(self, core)  # the parameters have no scope of their own

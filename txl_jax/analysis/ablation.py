@@ -229,7 +229,7 @@ def protocol_at_length(exp: ExperimentConfig, length: int) -> ProtocolConfig:
 
 
 def first_targets(split: Split, n: int) -> Split:
-    """Returns the first n targets of a split, in whole sentences or documents; 0 is all."""
+    """Returns the first n targets of a split, in whole sentences or documents; n = 0 takes all."""
     if not n:
         return split
     if isinstance(split, Pieces):

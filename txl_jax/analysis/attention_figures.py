@@ -93,7 +93,7 @@ def averages(about: dict[str, str], found: Averages, longest: int):
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[5, 1])
     edges = _edges(found.n_keys)
     x = found.binned(found.attention, edges).reshape(rows, -1)
-    low = max(x.max() * 1e-4, min(x[x > 0].min(), x.max() / 10))  # equal attention: equal colours
+    low = max(x.max() * 1e-4, min(x[x > 0].min(), x.max() / 10))  # below the maximum in any case
     norm = LogNorm(low, x.max(), clip=True)
     image = left.pcolormesh(edges, np.arange(rows + 1) - 0.5, x, norm=norm, rasterized=True)
     _distance_axis(left, found.n_keys, longest)

@@ -121,7 +121,7 @@ def segment_attention(
     The layers are not scanned. ``inputs`` is int32 [B,C+T]. ``weights`` is float32 [B,T], 1 for
     queries in the sums and 0 for other queries. The sums exclude the C tokens of context.
     """
-    projected = dataclasses.replace(model.cfg, kernel="xla")  # few tokens do not project memory
+    projected = dataclasses.replace(model.cfg, kernel="xla")  # "auto" may not project memory
     model = TransformerXL(projected, model.mesh)
     with capture_attention() as captured:
         after: Any = model.apply({"params": params}, inputs, mems)[1]

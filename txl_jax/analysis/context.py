@@ -182,7 +182,7 @@ def _window_batches(model, params, text, c: ContextConfig, group: tuple[int, ...
 
 
 def _stream_batches(model, params, text, c: ContextConfig, mem_len: int) -> Batches:
-    """Scores streams with memory. A stream starts the longest context before its first target."""
+    """Scores streams with memory. The longest context lies between their start and first target."""
     module, variables = TransformerXL(model), {"params": params}
     b, stride, first = c.batch_size, c.stride, c.lengths[-1]
     per_stream = -(-(len(text) - first) // b)  # number of targets of a stream

@@ -1,7 +1,7 @@
 """Reports the RECL of groups of models as in the paper's table 8, and their gains as heat maps.
 
 The losses of each model are computed on the same targets at the same lengths (context.py). The file
-``recl/NAME.npz`` stores the losses, and is read while parameters, text and settings are unchanged.
+``recl/NAME.npz`` stores the losses, which are reused if parameters, text and settings are the same.
 Losses of other programs are given as ``NAME=FILE.npz`` (:meth:`txl_jax.analysis.recl.Losses.save`).
 """
 

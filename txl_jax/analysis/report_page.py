@@ -94,7 +94,7 @@ class RunRecord:
 
     @property
     def main_result(self) -> dict[str, Any] | None:
-        """The latest evaluation, where whole splits of the run's own text come before others."""
+        """The latest evaluation, preferably of the run's own text, and of a whole split."""
         own = self.config.get("corpus", {}).get("source_hash")
         whole = lambda result: not is_part(result["results"][0].get("protocol", ""))
         rank = lambda result: (result.get("source_hash") == own, whole(result))
@@ -194,9 +194,9 @@ def shared_protocol(runs: Sequence[RunRecord]) -> str:
 
 
 def with_shared_protocol(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """Returns the runs with the evaluations of one text and protocol, if all of them have it.
+    """Returns the runs with only the evaluations of a text and protocol that all of them share.
 
-    Of several that all have, it is that of the first run's result.
+    If they share several, those of the first run's main result are kept; if none, all evaluations.
     """
     evaluated = [one for one in runs if one.evaluations]
     shared = [{_compared(result) for result in one.evaluations} for one in evaluated]
@@ -241,7 +241,7 @@ def _compared(result: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def results(one: RunRecord) -> list[dict[str, Any]]:
-    """Returns the latest result of each text and protocol, first those that compare with the main.
+    """Returns the latest result of each text and protocol, first those comparable with the main.
 
     Results on another text, another split or a part of it are marked.
     """
@@ -270,7 +270,7 @@ def table_row(result: Mapping[str, Any], row: Mapping[str, Any], **more: Any) ->
 
 
 def _targets(result: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns what two results must share to compare: text, unit, split, part and targets."""
+    """Returns what comparable results must share: text, unit, split, part and targets."""
     protocol = row.get("protocol", "")
     part = protocol.partition(" split")[0], is_part(protocol), row.get("targets")
     return result.get("source_hash"), result["unit"], *part

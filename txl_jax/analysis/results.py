@@ -92,7 +92,7 @@ def figure_bytes(figure: "Figure", kind: str, name: str) -> bytes:
 
 
 def describe_model(trained: TrainedModel) -> str:
-    """Describes a model for a title: name, attention, size, step, and rounded arithmetic."""
+    """Describes a model for a title: name, attention, size, step, and arithmetic if not float32."""
     c, count = trained.config.model, parameter_count(trained.params)
     size = f"{count / 1e6:.1f}M" if count >= 1e5 else f"{count:,}"
     about = f"{c.attention}, {c.n_layer} layers, {size} parameters, step {trained.step:,}"

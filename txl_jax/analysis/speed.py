@@ -156,7 +156,7 @@ def scoring(c: TransformerXLConfig, p: ProtocolConfig, params: Any, segments: in
 def random_params(c: TransformerXLConfig) -> Any:
     """Draws small random parameters with the shapes of the model.
 
-    There is a program for each shape: one for all takes XLA minutes on a GPU.
+    There is a program for each shape; a single program for all shapes takes XLA minutes on a GPU.
     """
     shapes, treedef = jax.tree.flatten(param_shapes(c))
     keys = jax.random.split(jax.random.key(0), len(shapes))
@@ -217,7 +217,7 @@ def window_nll(model: TransformerXL, efficient: bool) -> Callable[..., Any]:
 
 
 def memory_flops(c: TransformerXLConfig, length: int, seg_len: int) -> float:
-    """Counts operations per token with memory, of which keys and values are projected already."""
+    """Counts operations per token with a memory whose keys and values are already projected."""
     p = ProtocolConfig(batch_size=1, seg_len=seg_len, mem_len=length)
     layers = layer_flops(dataclasses.replace(c, clamp_len=-1), p, rows=1, cached=True)
     return (layers + vocabulary_flops(c, p, rows=1)) / seg_len

@@ -1,6 +1,7 @@
 """Trains every combination of a grid of settings with several seeds, and finds the best one.
 
-Runs are trained as alone, in ``WORKDIR/dropout=0.1/seed_0``, and compared by validation loss.
+Each run is trained like a single run, in a folder such as ``WORKDIR/dropout=0.1/seed_0``. Runs are
+compared by validation loss.
 """
 
 import itertools

@@ -1,8 +1,8 @@
-"""The ``checkpoints/`` folder on disk: its steps, their metadata and checksums, and their renaming.
+"""Lists, checks and renames the checkpoints in the ``checkpoints/`` folder of a workdir.
 
 Orbax does not notice every changed or missing file, so ``<step>/checksums.json``, the manifest, has
-the sha256 of each. The manifest is written before Orbax commits a checkpoint. It does not list the
-two files that Orbax writes at the commit, because restoring does not need them.
+the sha256 of every file. The manifest is written before Orbax commits a checkpoint. It does not
+list the two files that Orbax writes at the commit, because restoring does not need them.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from txl_jax.messages import truncate
 from txl_jax.paths import absolute, files_in, is_remote, move_folder, names, path, remove_folder
 from txl_jax.standard_streams import stdout
 
-TEMPORARY = ".orbax-checkpoint-tmp"  # follows the step in the name of an uncommitted local one
+TEMPORARY = ".orbax-checkpoint-tmp"  # ends the name of a local checkpoint until the commit
 METRIC = "valid_loss"  # the name of Orbax's metric: validation loss in nats, or infinity
 MANIFEST = "checksums.json"
 _WRITTEN_AT_COMMIT = ("_CHECKPOINT_METADATA", COMMIT_MARK)
@@ -47,11 +47,11 @@ class CheckpointFolder:
         return sorted(int(name) for name in found if self._is_committed(name))
 
     def _is_committed(self, name: str) -> bool:
-        """Whether a folder with a final name is complete; local ones get the name at the commit."""
+        """Whether a checkpoint is complete; a local one has its final name only if it is."""
         return not is_remote(self.path) or path(self.path, name, COMMIT_MARK).exists()
 
     def choose(self, which: str) -> int:
-        """Returns the step of ``best``, ``latest`` or a number; raises CheckpointError."""
+        """Returns the step of ``best``, ``latest`` or a number, or raises CheckpointError."""
         steps = self.steps()
         if not steps:
             raise CheckpointError(f"there is no checkpoint in {self.path}; train first")
@@ -78,7 +78,7 @@ class CheckpointFolder:
         return loss if math.isfinite(loss) else math.inf
 
     def meta(self, step: int) -> tuple[dict[str, Any], str | None]:
-        """Returns the metadata of a step, and their fault or ``None``."""
+        """Returns the metadata of a step, and what is wrong with it or ``None``."""
         try:
             meta = parse_json_object(path(self.step_path(step), "meta", "metadata").read_bytes())
         except (OSError, ValueError) as error:
@@ -88,7 +88,7 @@ class CheckpointFolder:
         return meta, None
 
     def fault(self, step: int) -> str | None:
-        """Returns the fault of a step's files, to be read after its name, or ``None``."""
+        """Returns what is wrong with a step's files, such as "is damaged (..)", or ``None``."""
         manifest = path(self.step_path(step), MANIFEST)
         expected: dict[str, str] = {}
         if not manifest.exists():
@@ -127,7 +127,7 @@ class CheckpointFolder:
             if int(match[1]) in steps:
                 path(self.path, match[0]).rmtree()
             elif self._is_committed(match[0]):
-                if is_remote(self.path):  # what was written of the new checkpoint
+                if is_remote(self.path):  # removes the incomplete new checkpoint
                     remove_folder(self.step_path(int(match[1])))
                 move_folder(os.path.join(self.path, match[0]), self.step_path(int(match[1])))
 

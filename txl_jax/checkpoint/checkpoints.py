@@ -10,7 +10,7 @@ Orbax writes them asynchronously and commits each one atomically, in one layout 
 
 A checkpoint that does not match its checksums is renamed to ``damaged-<step>`` and never deleted.
 The checkpoint before it is used instead. With many processes, each one saves and restores the parts
-of arrays that its devices hold, in one shared folder. Process 0 does all the rest.
+of arrays that its devices hold, in one shared folder. Process 0 does all other work.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from txl_jax.parallel.processes import on_process_zero
 
 
 class Checkpoints(contextlib.AbstractContextManager):
-    """The checkpoints of one workdir; ``c`` says which ones to keep, and ``None`` is read-only."""
+    """The checkpoints of one workdir; ``c`` says which to keep, and ``None`` means read-only."""
 
     def __init__(self, workdir: str, c: CheckpointConfig | None = None):
         self._folder = CheckpointFolder(workdir)
@@ -43,7 +43,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._manager: ocp.CheckpointManager | None = None
         # the step of a save under way, and the number of arrays of each item
         self._saving: tuple[int, dict[str, int]] | None = None
-        self._failed = False  # whether a save failed, whose files this process removed
+        self._failed = False  # whether a save failed and this process removed its files
         if c is not None:
             on_process_zero(self._folder.finish_replacing)
             on_process_zero(self._folder.remove_temporary)
@@ -83,7 +83,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         return on_process_zero(lambda: self._folder.choose(which))
 
     def save(self, step: int, state: Any, meta: dict[str, Any], valid_loss: float | None) -> None:
-        """Starts to save, and returns as soon as the state is copied; or raises CheckpointError."""
+        """Starts a save and returns once the state is copied, or raises CheckpointError."""
         self._save_items(step, orbax_items.state_items(state), meta, valid_loss)
 
     def save_params(self, step: int, params: Any, meta: dict[str, Any]) -> None:
@@ -98,11 +98,11 @@ class Checkpoints(contextlib.AbstractContextManager):
         metrics = {METRIC: math.inf if valid_loss is None else valid_loss}
         try:
             manager = self._opened()
-            self._finish_save()  # _before_commit of the save before needs its step
+            self._finish_save()  # _before_commit of the previous save reads self._saving
             self._remove_late_files()
             self._saving = step, {k: len(jax.tree.leaves(v)) for k, v in arrays.items()}
             saved = manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
-        except Exception as error:  # of Orbax and its threads, of many types
+        except Exception as error:  # Orbax and its threads raise many types
             raise self._save_error(f"checkpoint {step}", error) from error
         if not saved:
             raise CheckpointError(
@@ -120,7 +120,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             self.save(step, state, meta, valid_loss)
             self.wait()
         except CheckpointError:
-            if not processes.many():  # many processes end here, and the next start does this
+            if not processes.many():  # many processes stop, and the next start does this
                 self._folder.finish_replacing()
             raise
         on_process_zero(self._folder.finish_replacing)
@@ -129,19 +129,19 @@ class Checkpoints(contextlib.AbstractContextManager):
         """Waits until every checkpoint is on disk; raises CheckpointError if a save failed."""
         try:
             self._finish_save()
-        except Exception as error:  # of Orbax's threads, of any type
+        except Exception as error:  # Orbax's threads raise many types
             raise self._save_error("a checkpoint", error) from error
 
     def _finish_save(self) -> None:
-        """Waits for Orbax, and checks once that the checkpoint is there: threads may fail silently.
+        """Waits for Orbax, whose threads may fail silently, and checks that the checkpoint exists.
 
-        Only process 0 checks, because the others may see a shared folder later.
+        Only process 0 checks, because other processes may see a new file in a shared folder late.
         """
         saving = self._saving
         try:
             if self._manager is not None:
                 self._manager.wait_until_finished()
-        except Exception:  # but after an interrupt the save goes on
+        except Exception:  # an interrupt is no Exception: the save continues
             self._saving = None
             raise
         self._saving = None
@@ -155,7 +155,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._saving = None
         if not processes.many():  # the other processes cannot be waited for here
             if self._manager is not None:
-                with contextlib.suppress(Exception):  # the error of the save, again
+                with contextlib.suppress(Exception):  # it raises the error of the save again
                     self._manager.close()
                 self._manager = None
             self._failed = True
@@ -167,12 +167,12 @@ class Checkpoints(contextlib.AbstractContextManager):
         return CheckpointError(f"{what} cannot be written in {self._folder.path}: {reason}; {kept}")
 
     def _remove_late_files(self) -> None:
-        """Removes what Orbax's threads of a failed save wrote after :meth:`_save_error`."""
+        """Removes files that threads of a failed save wrote after :meth:`_save_error`."""
         if self._failed:
             self._folder.remove_temporary()
 
     def close(self) -> None:
-        """Waits for running saves; the next use reads the folder again."""
+        """Waits for running saves and closes Orbax; the next use reads the folder again."""
         self.wait()
         self._remove_late_files()
         if self._manager is not None:
@@ -186,8 +186,8 @@ class Checkpoints(contextlib.AbstractContextManager):
 
         ``abstract`` has the shapes, dtypes and shardings of the state, and ``config`` the settings
         of this run. Steps after ``upto`` are ignored. Raises CheckpointError if the checkpoint has
-        another config, another format, or parameters only, and if all checkpoints are damaged: to
-        begin again would discard the records of the run.
+        another config, another format, or parameters only. It is also raised if all checkpoints are
+        damaged, because a run that starts again would discard its records.
         """
         for step in reversed([s for s in self.steps() if upto is None or s <= upto]):
             meta, fault = self._checked_meta(step)
@@ -223,9 +223,10 @@ class Checkpoints(contextlib.AbstractContextManager):
     def restore_params(
         self, step: int, abstract: Any, weights: str | None = None
     ) -> tuple[Any, str, tuple[str, ...]]:
-        """Returns the parameters ``weights`` of a step, their name, and the names of the others.
+        """Returns a step's parameters named ``weights``, this name, and the step's other names.
 
-        The default is the weights that training chose. Raises CheckpointError if there are none.
+        By default it returns those that training chose. Raises CheckpointError if the checkpoint
+        has no parameters of this name, is damaged or cannot be read.
         """
         where = f"checkpoint {step} in {self._folder.path}"
         meta, fault = self._checked_meta(step)
@@ -239,7 +240,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         item = orbax_items.params_item(weights)
         try:
             params = self._restore_items(step, {item: abstract})[item]
-        except Exception as error:  # as in restore
+        except Exception as error:  # Orbax raises many types
             raise CheckpointError(f"{where} cannot be read: {error}") from error
         return params, weights, tuple(name for name in names if name != weights)
 

@@ -1,8 +1,8 @@
 """Exports a trained model as programs that run without this library (docs/export.md).
 
 The folder has the files of :func:`~txl_jax.checkpoint.saving.save`, a file ``NAME.jax`` for each
-program, which ``jax.export`` reads, and README.md and run.py, which say how to run it. Memory and
-cache are dicts of arrays, so that a program needs no class of this library.
+program, which ``jax.export`` reads, and README.md and run.py, which show how to run the programs.
+Memory and cache are dicts of arrays, so that a program needs no class of this library.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from txl_jax.paths import is_remote, local_folder, make_folder, names, remove_fo
 from txl_jax.progress import waiting_for
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-"""The platforms that every program is for, by their names in ``jax.export``."""
+"""The platforms on which every program runs, as ``jax.export`` names them."""
 
 _README = pathlib.Path(__file__).with_name("exported_readme.md")
 _VOCABULARY = {
@@ -70,7 +70,7 @@ def export(trained: TrainedModel, folder: str | os.PathLike[str], c: ExportConfi
     """Writes the programs of a model, its parameters and its vocabulary to a folder.
 
     Raises ModelFormatError for a folder that is not new or empty, and ConfigError for a segment
-    that is longer than the model allows. The folder is complete or not there.
+    that is longer than the model allows. A failed export leaves no files in a local folder.
     """
     folder, cfg = expanded_text(folder, "folder"), trained.model.cfg
     require_empty_folder(folder)
@@ -95,8 +95,8 @@ def export(trained: TrainedModel, folder: str | os.PathLike[str], c: ExportConfi
 def programs(model: TransformerXL, params: Any, c: ExportConfig) -> dict[str, Program]:
     """Returns the programs of a model by name: ``logits``, ``nll``, ``cache`` and ``step``.
 
-    They compute attention without fused kernels, which are no part of StableHLO. Without memory
-    there is no cache, and so no step.
+    They compute attention without fused kernels, which are no part of StableHLO. A model without
+    memory has no cache, and therefore only ``logits`` and ``nll``.
     """
     model = TransformerXL(dataclasses.replace(model.cfg, kernel="xla", remat="none"))
     cfg, shape, apply = model.cfg, jax.ShapeDtypeStruct, _apply(model)
@@ -140,7 +140,7 @@ def programs(model: TransformerXL, params: Any, c: ExportConfig) -> dict[str, Pr
 
 
 def _apply(model: TransformerXL) -> Callable:
-    """Returns ``model.apply`` of parameters by path, as in the safetensors file."""
+    """Returns ``model.apply`` for a dict of parameters by path, as in the safetensors file."""
     return lambda params, *inputs, **options: model.apply(
         {"params": unflatten_dict(params, sep="/")}, *inputs, **options
     )
@@ -166,13 +166,13 @@ def _without_source_paths() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _complete(folder: str) -> Iterator[str]:
-    """Yields a folder to write, which gets its name, or moves to an empty folder, when complete."""
+    """Yields a temporary folder to write in; once complete, its files are those of ``folder``."""
     if is_remote(folder):
         with local_folder(folder) as made:
             yield made
         return
     exists, unused = os.path.isdir(folder), f"{secrets.token_hex(4)}.tmp"
-    # an empty folder may be a mounted disk or somebody's current folder, and stays
+    # an existing empty folder is kept: it may be a mounted disk or a shell's current folder
     made = os.path.join(folder, unused) if exists else f"{os.path.realpath(folder)}.{unused}"
     make_folder(made)
     try:
@@ -195,7 +195,7 @@ def _readme(trained: TrainedModel, c: ExportConfig, found: dict[str, Program]) -
     cfg, vocab = trained.model.cfg, trained.vocab
     arrays = lambda name: found[name].arguments[-1] if name in found else {}
     shown = lambda x: f"{x.dtype} [{','.join(map(str, x.shape))}]"
-    of_first = lambda name: not re.search(r"/[1-9]", name)  # layer
+    of_first = lambda name: not re.search(r"/[1-9]", name)  # in layer 0, or in no layer
     kind = _VOCABULARY[vocab.kind] + ("; text is in lower case" if vocab.lower_case else "")
     template = jinja2.Template(_README.read_text("utf-8"), keep_trailing_newline=True)
     return template.render(

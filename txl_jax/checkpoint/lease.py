@@ -1,9 +1,9 @@
-"""Locks a workdir in a bucket by an object that its holder renews, because a bucket has no flock.
+"""Locks a workdir in a bucket by an object that the lock's holder renews: a bucket has no flock.
 
-The object is created only if there is none (``ifGenerationMatch=0``), so one of two runs gets it.
-A thread renews it every :data:`RENEWED_EVERY`. A run that finds it waits: if the object changes,
-its holder is alive; if not, after :data:`EXPIRES_AFTER` the holder was killed, and the object is
-removed if it is still the same. A holder of this machine that has ended is recognised at once.
+The object is created only if there is none (``ifGenerationMatch=0``), so only one of two runs holds
+the lock. A thread renews it every :data:`RENEWED_EVERY` seconds. Another run waits. If the object
+changes, its holder is alive and keeps the lock. If it stays the same for :data:`EXPIRES_AFTER`
+seconds, or its holder was a process of this machine that has ended, the other run removes it.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ _STEP = 1.0
 
 
 class Lease:
-    """The lock object ``address``; ``holder`` describes this process for the others.
+    """The lock object ``address``; ``holder`` describes this process to other processes.
 
-    ``lost`` is called once, by a thread, if another run took the object away.
+    ``lost`` is called once, by a thread, if another run removed or replaced the object.
     """
 
     def __init__(self, address: str, holder: dict[str, Any], lost: Callable[[], None]):
@@ -59,7 +59,7 @@ class Lease:
         if self._thread.is_alive():
             self._released.set()
             self._thread.join()
-            with contextlib.suppress(Exception):  # of the client; then the lock expires
+            with contextlib.suppress(Exception):  # if the client fails, the lock expires
                 if (state := self._state()) and self._is_own():
                     self._remove(state)
 
@@ -67,11 +67,11 @@ class Lease:
         try:
             store().pipe_file(self._address, self._content.encode(), mode="create")
         except FileExistsError:
-            return self._is_own()  # its answer was lost, and the client asked again
+            return self._is_own()  # own: the first request succeeded, its answer was lost
         return True
 
     def _state(self) -> tuple[str, str] | None:
-        """Returns two numbers that change with each renewal, or ``None`` without an object."""
+        """Returns the object's generation and metageneration; ``None`` if there is no object."""
         try:
             found = store().call("GET", "b/{}/o/{}", *self._object, json_out=True)
         except FileNotFoundError:
@@ -103,7 +103,7 @@ class Lease:
 
     def _remove(self, state: tuple[str, str]) -> None:
         conditions = dict(zip(("ifGenerationMatch", "ifMetagenerationMatch"), state, strict=True))
-        with contextlib.suppress(FileNotFoundError, FileExistsError):  # it is another one by now
+        with contextlib.suppress(FileNotFoundError, FileExistsError):  # the object has changed
             store().call("DELETE", "b/{}/o/{}", *self._object, **conditions)
 
     def _renew(self) -> None:
@@ -117,12 +117,12 @@ class Lease:
             except (FileNotFoundError, FileExistsError):
                 self._lost()
                 return
-            except Exception:  # the network; the next renewal may succeed
+            except Exception:  # such as a network error; the next renewal may succeed
                 continue
 
 
 def _machine() -> str | None:
-    """Returns what all processes that can see one another's numbers have in common, or ``None``."""
+    """Returns an id of this boot and PID namespace, within which PIDs are unique, or ``None``."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"

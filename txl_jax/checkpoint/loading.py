@@ -68,7 +68,7 @@ def load_exported(folder: str | os.PathLike[str]) -> TrainedModel:
 
 
 def _only(trained: TrainedModel, source: str, step: str, weights: str | None) -> TrainedModel:
-    """Returns the one model of a folder; raises WorkdirError if another is asked for."""
+    """Returns a folder's only model; raises WorkdirError if ``step`` or ``weights`` do not fit."""
     if step not in ("best", "latest", str(trained.step)):
         asked = argument("step", step)
         raise WorkdirError(f"{asked}: {source} is an exported model, of step {trained.step} only")
@@ -79,15 +79,15 @@ def _only(trained: TrainedModel, source: str, step: str, weights: str | None) ->
 
 
 def _for_inference(exp: ExperimentConfig) -> ExperimentConfig:
-    """Returns a run's settings without those of its training program, such as stacked layers."""
+    """Returns a run's settings; those for training only, such as stacked layers, are reset."""
     model = dataclasses.replace(exp.model, scan_layers=False, remat="none", kernel="auto")
     return dataclasses.replace(exp, model=model)
 
 
 def _checked_step(file_path: str) -> int:
-    """Returns the step of a model; raises ModelFormatError for another format.
+    """Returns the step of a model file; raises ModelFormatError if it has another format.
 
-    A damaged file is no error yet, and has step 0.
+    It returns 0 for a damaged file; the error comes when its arrays are read.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -28,9 +28,9 @@ class LockedError(UserError, RuntimeError):
 def training_lock(workdir: str) -> Iterator[None]:
     """Locks a workdir for training, or raises LockedError if another run has locked it.
 
-    Only the ``flock`` on the file ``.lock`` counts, which the system releases when the process
-    ends. The file is kept. If the file system has no ``flock``, a warning is printed. In a bucket
-    the lock is a :class:`~txl_jax.checkpoint.lease.Lease`.
+    The lock is the ``flock`` on the file ``.lock``, which the system releases when the process
+    ends. The file itself stays. If the file system has no ``flock``, a warning is printed. In a
+    bucket the lock is a :class:`~txl_jax.checkpoint.lease.Lease`.
     """
     file = os.path.join(workdir, LOCK)
     if is_remote(workdir):
@@ -93,5 +93,5 @@ def _holder(file: str) -> str:
     try:
         holder = json.loads(path(file).read_bytes())
         return f"process {holder['pid']} on {holder['host']}, since {holder['since']},"
-    except (OSError, ValueError, KeyError, TypeError):  # it has only just locked the file
+    except (OSError, ValueError, KeyError, TypeError):  # the holder has not written it yet
         return "another process"

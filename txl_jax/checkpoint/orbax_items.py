@@ -21,9 +21,9 @@ RAW = "raw"  # the parameters as the last update left them, without averaging
 
 
 class Manager(ocp.CheckpointManager):
-    """Orbax's manager, which does not ask JAX about preemption; JAX counts each such call.
+    """Orbax's manager, but it never asks JAX about preemption, because JAX counts these calls.
 
-    It does not warn that a folder is only read, which :func:`options` asked for.
+    It does not warn that a folder is read-only, because :func:`options` sets this.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -35,7 +35,7 @@ class Manager(ocp.CheckpointManager):
             logger.removeFilter(_is_no_read_only_notice)
 
     def reached_preemption(self, step: int) -> bool:
-        """Always false; training asks at steps on which all processes agree."""
+        """Always false; training checks for preemption itself, at equal steps in all processes."""
         return False
 
 
@@ -46,9 +46,9 @@ def _is_no_read_only_notice(record: logging.LogRecord) -> bool:
 def options(
     c: CheckpointConfig | None, before_commit: Callable[[], None]
 ) -> ocp.CheckpointManagerOptions:
-    """Returns options to keep the checkpoints that ``c`` names, or to read only if it is None."""
+    """Returns options to keep the checkpoints that ``c`` names; if it is None, to only read."""
     if c is None:
-        # As Orbax sets them itself for a folder that is only read, with a warning each.
+        # Orbax would set the last two itself for a read-only folder, with a warning for each.
         return ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False)
     loss = lambda metrics: metrics[METRIC]
     policies: list[Any] = [keep.LatestN(n=c.keep_last)]
@@ -59,7 +59,7 @@ def options(
         best_fn=loss,
         best_mode="min",
         enable_async_checkpointing=True,
-        # Created synchronously: threads would wait five minutes for a folder that cannot be made.
+        # Folders are made synchronously: for one that cannot be made, threads wait five minutes.
         async_options=AsyncOptions(
             create_directories_asynchronously=False, post_finalization_callback=before_commit
         ),
@@ -67,7 +67,7 @@ def options(
 
 
 def check_listed(folder: str, counts: Mapping[str, int]) -> None:
-    """Raises CheckpointError unless each item of a checkpoint has so many arrays on disk.
+    """Raises CheckpointError unless each item has ``counts[item]`` arrays on disk.
 
     Orbax gives no error if it has not merged the files of its processes.
     """

@@ -12,7 +12,7 @@ PACKAGES = ("txl_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "nu
 
 
 def provenance() -> dict[str, Any]:
-    """Returns the provenance of a result for JSON, ``None`` if unknown: no host, user, path."""
+    """Returns a result's provenance for JSON, ``None`` where unknown; no host, user or path."""
     import jax
 
     return {

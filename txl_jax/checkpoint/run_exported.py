@@ -30,7 +30,7 @@ def program(name):
     """Returns a program of the folder, and the shapes of its arguments."""
     exported = jax.export.deserialize(bytearray((FOLDER / f"{name}.jax").read_bytes()))
     arguments, _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
-    in_place = [2] if name == "step" else []  # the cache
+    in_place = [2] if name == "step" else []  # the cache is updated in its own buffers
     return jax.jit(exported.call, donate_argnums=in_place), arguments
 
 

@@ -30,7 +30,7 @@ _NOTES = (OWN_SPLITS, *HELD_OUT.values(), NO_TEST, FOREIGN_VOCAB)
 def export(
     source: str | os.PathLike[str], folder: str | os.PathLike[str], step: str = "best"
 ) -> int:
-    """Writes the model of a source of ``load`` to a folder, see :func:`save`; returns its step."""
+    """Loads the model of ``source``, saves it as :func:`save` does, and returns its step."""
     found: str = expanded_paths(os.fspath(source), "source", remote=True)
     folder = expanded_text(folder, "folder")
     require_empty_folder(folder)
@@ -55,7 +55,8 @@ def save(
     Args:
       trained: a model that :func:`txl_jax.load` returned, perhaps with other parameters.
       folder: a new or empty folder; any other folder raises ModelFormatError.
-      record: the ``config.json`` of the workdir; by default the settings and the current versions.
+      record: the contents of the ``config.json`` of its workdir; by default the model's settings
+        and the current versions.
     """
     from safetensors.numpy import save as to_bytes  # not needed to run a model
 
@@ -73,7 +74,8 @@ def save(
 def push(trained: TrainedModel, repository: str, private: bool = True) -> str:
     """Uploads a model to the Hub as ``owner/name``; returns its address. Needs ``txl_jax[hub]``.
 
-    The account is that of ``hf auth login`` or ``HF_TOKEN``. Raises WorkdirError if this fails.
+    The account is that of ``hf auth login`` or ``HF_TOKEN``. Raises WorkdirError if ``repository``
+    is no text, the package is missing, or the upload fails.
 
     Example:
       >>> import txl_jax

@@ -28,7 +28,7 @@ class Tensors:
             self._problems.append(f"{name} {list(shape)} is missing")
             return np.zeros(shape, np.float32)
         tensor = self._left.pop(name)
-        if not isinstance(tensor, jax.Array):  # which may be traced
+        if not isinstance(tensor, jax.Array):  # a traced array cannot be converted
             tensor = np.asarray(tensor)
         if tensor.shape != shape:
             self._problems.append(f"{name} is {list(tensor.shape)}, expected {list(shape)}")
@@ -62,7 +62,7 @@ def read_safetensors(path: str) -> dict[str, np.ndarray]:
 
 
 def safetensors_names(path: str) -> list[str] | None:
-    """Returns the names in a safetensors file; ``None`` if it is damaged, as reading it says."""
+    """Returns the names of the tensors in a safetensors file, or ``None`` if it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -87,7 +87,7 @@ def parameters_hash(params: Any) -> str:
 
 
 def params_from_flat(tensors: Mapping[str, np.ndarray], shapes: Any) -> dict[str, Any]:
-    """Returns the tree of parameters with these shapes from arrays by path, or ModelFormatError."""
+    """Returns a tree of the arrays by path; raises ModelFormatError unless they fit ``shapes``."""
     left = Tensors(tensors)
     wanted = flatten_dict(shapes, sep="/").items()
     params = {name: left.take(name, leaf.shape) for name, leaf in wanted}

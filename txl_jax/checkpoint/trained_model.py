@@ -57,13 +57,13 @@ def parameter_count(params: Any) -> int:
 
 @functools.lru_cache(maxsize=8)
 def param_shapes(c: TransformerXLConfig) -> Any:
-    """Returns the shape and dtype of every parameter of ``TransformerXL(c)``, without computing."""
-    model = TransformerXL(c)  # some windows need a memory, and forms without memory refuse one
+    """Returns shape and dtype of every parameter of ``TransformerXL(c)``; computes no values."""
+    model = TransformerXL(c)  # some windows need a memory, and models without memory refuse one
     mems = model.init_mems(batch_size=1, mem_len=0 if c.memory_free else 1)
     tokens = jax.ShapeDtypeStruct((1, 1), "int32")
     return jax.eval_shape(model.init, jax.random.key(0), tokens, mems)["params"]
 
 
 def memory_shapes(c: TransformerXLConfig, rows: int, mem_len: int) -> Any:
-    """Returns the shapes and dtypes of a memory; a form without memory has one of length 0."""
+    """Returns the shapes and dtypes of a memory, of length 0 for a model without memory."""
     return jax.eval_shape(lambda: TransformerXL(c).init_mems(rows, 0 if c.memory_free else mem_len))

@@ -52,7 +52,7 @@ def init_workdir(
     """Writes the settings and the vocabulary of a run to its folder, ``config.json`` first.
 
     ``attention`` describes how training computes attention on these devices. ``auto_dtype`` records
-    that ``model.dtype`` was ``auto``, which :func:`loaded_experiment` returns.
+    that ``model.dtype`` was ``auto``, which :func:`loaded_experiment` restores.
     Raises WorkdirError, and changes nothing, if the folder has another config, version or text, an
     exported model, or a user's files that the run would overwrite.
     """
@@ -87,14 +87,14 @@ def describe_corpus(corpus: Corpus) -> dict[str, Any]:
 
 
 def write_record(folder: str, record: Mapping[str, Any], vocab: Vocab) -> None:
-    """Writes ``vocab.json`` and then the record of a model whose parameters are in the folder."""
+    """Writes ``vocab.json``, then ``config.json``, for a model whose parameters are there."""
     write_json(os.path.join(folder, VOCAB), vocab.to_json())
     described = {**record.get("corpus", {}), VOCAB_HASH: vocab_hash(vocab)}
     write_json(os.path.join(folder, CONFIG), {**record, "corpus": described})
 
 
 def vocab_hash(vocab: Vocab) -> str:
-    """Returns the sha256 of a vocabulary, by which :func:`read_vocab` knows that of the model."""
+    """Returns the sha256 of a vocabulary; :func:`read_vocab` compares it with the recorded one."""
     return hashlib.sha256(json.dumps(vocab.to_json(), sort_keys=True).encode()).hexdigest()
 
 
@@ -111,7 +111,7 @@ def check_shared(workdir: str, seconds: float = 30.0) -> None:
 
 
 def read_record(workdir: str) -> dict[str, Any]:
-    """Returns a run's ``config.json``; raises WorkdirError if it is missing, damaged or foreign."""
+    """Returns a run's ``config.json``; raises WorkdirError if it is missing or not one of a run."""
     config = os.path.join(workdir, CONFIG)
     record = read_json(config)
     complete = {"name": "", "corpus": {}, "provenance": {}, **record}
@@ -133,7 +133,7 @@ def read_experiment(workdir: str) -> ExperimentConfig:
 
 
 def loaded_experiment(workdir: str) -> ExperimentConfig:
-    """Returns :func:`read_experiment` for another use of the model than to resume its training.
+    """Returns the settings of a run, for any use of its model except to resume its training.
 
     A dtype that the run chose for its own devices is ``auto`` again.
     """
@@ -146,7 +146,7 @@ def loaded_experiment(workdir: str) -> ExperimentConfig:
 def read_vocab(workdir: str) -> Vocab:
     """Returns the vocabulary of a run; raises WorkdirError or DataError if it cannot be used.
 
-    Another vocabulary than the model's gives other texts and losses, so it is refused.
+    A vocabulary other than the model's would give wrong texts and losses, so it is refused.
     """
     file = os.path.join(workdir, VOCAB)
     try:

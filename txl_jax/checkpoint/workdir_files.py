@@ -1,7 +1,8 @@
 """Lists every file that this program writes to a workdir, and checks that it may write there.
 
-A folder belongs to a run once its ``config.json`` exists. The modes that compare runs write to
-folders without this file and add a record ``.txl_jax``. A user's own files are never overwritten.
+A folder belongs to a run once its ``config.json`` exists. The modes that compare runs also write to
+folders without this file; they list themselves in a file ``.txl_jax`` there. A user's own files are
+never overwritten.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ FORMAT = 2  # the version of checkpoints and exported models; this program reads
 CONFIG, VOCAB = "config.json", "vocab.json"
 MODEL = "model.safetensors"  # the parameters of an exported model
 CHECKPOINTS = "checkpoints"
-EXPORT = "export"  # the folder that the mode of this name writes
+EXPORT = "export"  # the folder that the mode ``export`` writes
 WRITTEN_IN = (CHECKPOINTS, "tensorboard", "wandb")  # the folders that training writes in
 AUTOTUNED = "autotuned.json"  # XLA's choices of kernels on a GPU
 LOCK, PROBE, OUTPUTS = ".lock", ".writable", ".txl_jax"
@@ -67,10 +68,11 @@ def register_outputs(workdir: str, mode: str) -> None:
 
 
 def check_unused(workdir: str, mode: str) -> bool:
-    """Calls :func:`check_outputs`, and returns whether a mode's files need a record there.
+    """Calls :func:`check_outputs`; returns whether ``.txl_jax`` still has to list the mode.
 
     ``mode`` is ``ablation``, ``recl``, ``report`` or ``sweep``, and the names of its files start
-    with it. Raises WorkdirError if such files exist without a record.
+    with it. Raises WorkdirError if such files exist in a folder that is no run's and does not list
+    the mode.
     """
     check_outputs(workdir, mode)
     record = path(workdir, OUTPUTS)
@@ -94,7 +96,7 @@ def is_exported(folder: str) -> bool:
 def check_path(folder: str) -> None:
     """Raises WorkdirError if a path cannot hold checkpoints: tensorstore takes UTF-8 paths only.
 
-    It also writes to another folder if there is a backslash in a path.
+    Given a path with a backslash, tensorstore would write to another folder.
     """
     whole, fault = absolute(folder), None
     if "\\" in whole:
@@ -113,13 +115,13 @@ def check_path(folder: str) -> None:
 def check_writable(workdir: str, folders: tuple[str, ...] = (), create: bool = False) -> None:
     """Raises WorkdirError if the workdir or one of ``folders`` in it cannot be written.
 
-    Unless ``create``, a workdir that does not exist is not made: a refused run leaves no folder.
-    The nearest folder that exists is then tried in its place.
+    Unless ``create``, a workdir that does not exist is not made, so that a refused run leaves no
+    folder. Its nearest parent that exists is then tried instead.
     """
     check_path(workdir)
     rules = {"": ("cannot", "name a folder that can")}
     for name in folders:
-        if os.path.lexists(os.path.join(workdir, name)):  # a bucket has no folders to be locked
+        if os.path.lexists(os.path.join(workdir, name)):  # false in a bucket
             rules[name] = f"its folder {name} cannot", "make it writable, or name another workdir"
     for name, (what, fix) in rules.items():
         try:
@@ -138,7 +140,7 @@ def check_outputs(workdir: str, *modes: str) -> None:
     """Raises WorkdirError if a file of these modes cannot be written; creates nothing."""
     check_writable(workdir)
     if is_remote(workdir):
-        return  # an object and a folder may have the same name, and nothing is read-only
+        return  # in a bucket, an object may be named like a folder, and nothing is read-only
     for file in (os.path.join(workdir, name) for mode in modes for name in MODE_FILES[mode]):
         if os.path.isdir(file):
             raise WorkdirError(
@@ -151,7 +153,7 @@ def check_outputs(workdir: str, *modes: str) -> None:
 def check_file(key: str, file: str | None, data: DataConfig) -> None:
     """Raises ConfigError if the file that a setting names cannot be written; leaves no new file.
 
-    Raises DataError if the file would be text of ``data``.
+    Raises DataError if the file would become a part of the text of ``data``.
     """
     if file is None or file == "-":
         return
@@ -172,7 +174,7 @@ def check_file(key: str, file: str | None, data: DataConfig) -> None:
 
 
 def no_run(workdir: str) -> WorkdirError:
-    """Returns the error that a folder has no run; it names a run beside it with a like name."""
+    """Returns the error that a folder has no run; it names a run beside it with a similar name."""
     at, start = argument("workdir", workdir), f"start one with {argument('config', 'NAME')}"
     if is_remote(workdir) or os.path.exists(workdir):
         return WorkdirError(f"{at}: there is no run in it; {start}")
@@ -184,14 +186,14 @@ def no_run(workdir: str) -> WorkdirError:
 
 
 def _nearest(folder: str) -> str:
-    """Returns a folder, or the nearest one that exists of those that it would be made in."""
+    """Returns a folder if it exists, else its nearest parent that does; an address as it is."""
     while not is_remote(folder):
         try:
             os.lstat(folder)
             break
         except FileNotFoundError:
             folder = os.path.dirname(folder.rstrip(os.sep)) or os.curdir
-        # Another error, such as a name that is too long, would stop the making too.
+        # Another error, such as for too long a name, is raised: the folder could not be made.
     return folder
 
 
@@ -221,7 +223,7 @@ def _refuse_overwriting(workdir: str, names: list[str]) -> None:
 
 
 def _our_names(workdir: str) -> list[str]:
-    """Lists files with this program's names, except those of a run that was killed at its start."""
+    """Lists files with this program's names, except what a run killed at its start left behind."""
     ours = [name for name in sorted(names(workdir)) if written_as(name) in FILES]
     return [name for name in ours if not _is_left_over(os.path.join(workdir, name), name)]
 
@@ -234,7 +236,7 @@ def _is_left_over(file: str, name: str) -> bool:
         return written_as(name) == CONFIG
     with opened.open("rb") as stream:
         content = stream.read(10_000)
-    if name == LOCK and content:  # lock.py writes the process that trains
+    if name == LOCK and content:  # lock.py writes which process trains
         with contextlib.suppress(ValueError):
             return "pid" in parse_json_object(content)
     return not content

@@ -119,7 +119,7 @@ class SweepConfig(Section, key="sweep"):
     grid: dict[str, Any] = named_values()  # noqa: RUF009
     """Values of each setting of the grid, sweep.grid.KEY=VALUE,VALUE."""
     seeds: int = at_least(1, 1, ITEMS)
-    """Number of seeds of each combination, from seed on."""
+    """Number of seeds for each combination: seed, seed + 1 and so on."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,12 +181,12 @@ class ReportConfig(Section, key="report"):
 
 
 class Analysis(NamedTuple):
-    """The row of an analysis."""
+    """The row of an analysis in the table :class:`Analyses`."""
 
     about: str  # what the mode does, for the help
     files: tuple[str, ...]  # the results in the workdir; their names begin with that of the mode
     page: tuple[str, str] | None = None  # heading and caption of its section on the report page
-    reads: Literal["model", "runs", "config"] = "model"  # what it gets; runs are named by settings
+    reads: Literal["model", "runs", "config"] = "model"  # its input; settings name the runs
     sections: tuple[str, ...] = ()  # other sections of settings that the mode reads
     module: str = ""  # the module in txl_jax/analysis with ``run``, if its name is not the mode's
 
@@ -203,7 +203,7 @@ def _figures(*names: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Analyses(Section):
-    """The sections of settings of all analyses, each with its row, and that of scoring a text."""
+    """The sections of settings of all analyses, each with its row, and the section ``score``."""
 
     context: ContextConfig = row(
         ContextConfig,

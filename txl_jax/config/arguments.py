@@ -48,7 +48,7 @@ class ArgumentError(ConfigError, TypeError):
 
 
 class Unset:
-    """The default of an argument that takes the value of the run; ``None`` may be another value."""
+    """The default of an argument that then has the run's value; ``None`` may be a value itself."""
 
     def __repr__(self) -> str:
         return "<the run's>"
@@ -63,9 +63,10 @@ def given(arguments: dict[str, Any], *without: str) -> dict[str, Any]:
 
 
 def names_the_nearest(**reasons: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorates a function with the error :class:`ArgumentError` for keywords it does not have.
+    """Makes a function raise :class:`ArgumentError` for a keyword that it does not have.
 
-    ``reasons`` say why some names are no arguments, in place of the nearest one.
+    ``reasons`` say why some names are no arguments; the error has the reason instead of the nearest
+    name.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:

@@ -57,7 +57,7 @@ def set_all(nested: dict[str, Any], overrides: Mapping[str, Any]) -> None:
 def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """Returns the differences of keys that affect the trained state, as ``key: old -> new``.
 
-    A missing key has its default value. A path may be written in another way.
+    A missing key has its default value. Paths are equal if they name the same files.
     """
     paths, defaults = dict(path_fields(ExperimentConfig)), flatten(ExperimentConfig().to_dict())
     old, new = ({**defaults, **flatten(nested)} for nested in (a, b))
@@ -69,7 +69,7 @@ def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def changed_validation(before: Mapping[str, Any], exp: ExperimentConfig) -> list[str]:
-    """Returns the settings of validation that have other values than in a record."""
+    """Returns the settings of validation whose values differ from those in a record."""
     old, new = flatten(before.get("validate", {})), flatten(exp.to_dict()["validate"])
     other = [key for key in old if old[key] != new.get(key) and key != "batch_size"]
     return [f"validate.{key}: {old[key]} -> {new.get(key)}" for key in other]

@@ -35,12 +35,12 @@ ALTERNATIVES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig(Section):
-    """The settings of training, evaluation and generation, which fit one another."""
+    """The settings of training, evaluation and generation, checked against one another."""
 
     name: str = free_text("experiment")
     """Name of the experiment in tables and reports."""
     seed: int = at_least(0, 0, SEED)
-    """Seed of the initial weights, of dropout and of the order of lm1b's sentences."""
+    """Seed of the initial weights, of dropout, and of random orders and segment lengths of text."""
     model: TransformerXLConfig = field(default_factory=TransformerXLConfig)
     data: DataConfig = field(default_factory=DataConfig)
     loss: training.LossConfig = field(default_factory=training.LossConfig)

@@ -62,8 +62,8 @@ class DataConfig(Section, key="data"):
     path: str | None = file_path(None)
     """File, folder or archive with the text, local or gs://; None takes the corpus's own source."""
     dtype: IntegerType = "uint16"
-    """Type of the numbers in a raw .bin file of data.name='tokens', as the machine orders bytes; a
-    .npy file has its own."""
+    """Type of the numbers in a raw .bin file of data.name='tokens', in the machine's byte order; a
+    .npy file states its type itself."""
     url: str | None = free_text(
         None,
         "must be http:// or https://, a host, perhaps a port from 1 to 65535, and a path, in ASCII"
@@ -81,23 +81,23 @@ class DataConfig(Section, key="data"):
     """Name of the field or column that has the text of each record: JSON lines, CSV, TSV, Parquet,
     Arrow (data.name='text' only)."""
     vocab: Literal["byte", "char", "word", "subword"] | None = None
-    """Kind of token, which stdlib, ptb and text can set (subword is for text only); None takes word
-    for ptb and byte for the others."""
+    """Kind of token of stdlib, ptb and text (subword is for text only); None takes word for ptb and
+    byte for stdlib and text."""
     vocab_size: int | None = within(2, WORDS, None)
     """Number of subwords to learn from the text (None takes 8000; a short text gives fewer), or of
-    ids of data.name='tokens' (None takes the largest id and 1 more)."""
+    ids of data.name='tokens' (None takes the largest id plus 1)."""
     tokenizer: str | None = file_path(None)
-    """A tokenizer.json of Hugging Face tokenizers, whose tokens are those of the text
-    (data.name='text' only); a trained model keeps its content."""
+    """File tokenizer.json of Hugging Face tokenizers, which cuts the text into tokens
+    (data.name='text' only); a trained model stores its content."""
     document_separator: str | None = free_text(None, "must not be empty", bool)
     """Text (or id of data.name='tokens') that ends a document and, as an input, begins the next one
-    with an empty memory; a generated one ends the continuation."""
+    with an empty memory; a continuation ends where the model generates it."""
     document_files: bool = False
-    """Whether each text file of a folder is a document (text only); the files of a folder of
-    data.name='tokens' without train and valid always are."""
+    """Whether each text file of a folder is a document (text only); with data.name='tokens', each
+    file of a folder without train and valid files always is a document."""
     cross_documents: bool = False
-    """Whether the first token of each document is a target after the document before it, of which
-    the memory is reset all the same; a separator always is a target."""
+    """Whether the first token of each document is a target, predicted from the end of the document
+    before it (memory is reset in any case); a separator always is a target."""
     protocol: Literal["authors", "bytes", "double"] | None = None
     """Preparation of enwik8 (authors drops newline bytes and leaves 204 symbols, bytes keeps all
     205) and of lm1b (authors has one <S> between sentences, as in PyTorch, and double has two, as

@@ -40,9 +40,9 @@ def setting(
     """Declares a field with a rule; the text ``rule`` describes the test ``holds`` in errors.
 
     ``most`` is the largest value, or the largest item of a list, if the rule does not state it
-    (bounds.py). ``path`` says whether a text names files, or is :data:`NAMED` for
-    a list of texts that name such paths, and ``remote`` whether they may be in a bucket. ``None``,
-    where the type of the field allows it, is not tested.
+    (bounds.py). ``path`` says whether the value names files, or is :data:`NAMED` for a list of
+    texts of this form, and ``remote`` whether the files may be in a bucket. ``None``, where the
+    type of the field allows it, is not tested.
     """
     metadata = {"rule": rule, "holds": holds, "most": most, "path": path, "remote": remote}
     return dataclasses.field(default=default, metadata=metadata)
@@ -59,7 +59,7 @@ def above(low: float, default: Any) -> Any:
 
 
 def within(low: float, high: float, default: Any, also: str = "") -> Any:
-    """Declares a field from ``low`` to ``high``; ``also`` is the text that also allows 0."""
+    """Declares a field from ``low`` to ``high``, or 0 if ``also`` is given, a text for the rule."""
     rule = f"must be {also}from {low} to {high}"
     return setting(default, rule, lambda v: low <= v <= high or (also and v == 0))
 
@@ -92,8 +92,8 @@ def file_path(
 ) -> Any:
     """Declares a field that names files or folders; exported models omit it.
 
-    A ``named`` one is a list of texts of the form :data:`NAMED`. ``remote`` says whether they may
-    be in a bucket, ``gs://BUCKET/NAME``.
+    A ``named`` field is a list of texts of the form :data:`NAMED`. ``remote`` says whether the
+    files may be in a bucket, ``gs://BUCKET/NAME``.
     """
     return setting(default, rule, holds, path=NAMED if named else True, remote=remote)
 
@@ -126,7 +126,7 @@ class Section:
 
     def __init_subclass__(cls, key: str = ""):
         cls._prefix = f"{key}." if key else ""
-        setattr(cls, "__repr__", Section.__repr__)  # noqa: B010  (or the dataclass has its own)
+        setattr(cls, "__repr__", Section.__repr__)  # noqa: B010  (else dataclass writes its own)
 
     def __repr__(self) -> str:
         """Shows the settings that differ from their defaults, shortened to a few lines."""

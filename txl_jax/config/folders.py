@@ -1,4 +1,4 @@
-"""Checks, expands and completes paths, and finds the folder of corpora and programs."""
+"""Checks, expands and completes paths, and finds the folder of prepared corpora and programs."""
 
 import os
 import re
@@ -58,7 +58,7 @@ def path_text(path: Any, where: str, remote: bool = False) -> str:
 
 
 FROM_THE_HUB = "save a dataset of the Hub, load_dataset(NAME).save_to_disk(FOLDER), and name FOLDER"
-"""What to do where the name of a dataset stands in place of a path."""
+"""What to do if the name of a dataset is given in place of a path."""
 
 
 def path_texts(value: Any) -> Any:
@@ -87,13 +87,13 @@ def expanded(path: str | os.PathLike[str], where: str) -> Path:
 
 
 def expanded_text(path: Any, where: str) -> str:
-    """Returns :func:`expanded` as text, or the address of something in a bucket."""
+    """Returns :func:`expanded` as text; an address in a bucket is checked and returned."""
     text = path_text(path, where, remote=True)
     return text if is_remote(text) else str(expanded(text, where))
 
 
 def workdir_path(path: str | os.PathLike[str], where: str) -> str:
-    """Returns the absolute path of a workdir, which may be in a bucket; errors of expanded."""
+    """Returns the absolute path of a workdir, perhaps in a bucket; errors as :func:`expanded`."""
     return absolute_path(expanded_text(path, where))
 
 
@@ -112,9 +112,9 @@ def expanded_paths(value: Any, where: str, named: bool = False, remote: bool = F
 
 
 def absolute_paths(value: Any, where: str, named: bool = False) -> Any:
-    """Returns a path, or a list of paths, made absolute, with arguments of :func:`expanded_paths`.
+    """Returns a path or a list of paths as absolute paths; arguments as :func:`expanded_paths`.
 
-    So a stored path is right for a command in another folder. ``-`` (a standard stream) and
+    A stored path then also works for a command in another folder. ``-`` (a standard stream) and
     ``None`` are returned as they are.
     """
 
@@ -126,7 +126,7 @@ def absolute_paths(value: Any, where: str, named: bool = False) -> Any:
         path = expanded(text, where).absolute()
         tidy = os.path.normpath(path)
         if ".." in path.parts and not same_files(tidy, str(path)):
-            return str(path)  # a link is before the ".."
+            return str(path)  # a link before the ".." leads elsewhere
         return tidy
 
     return _changed_paths(value, absolute, named)

@@ -39,9 +39,9 @@ def load_config(
       config: the name of a recipe of this package, such as ``enwik8_24l``, or a Python file with
         ``get_config()`` that returns a ``ConfigDict``. The argument for ``get_config(variant)``
         may follow after a colon, as in ``enwik8_24l:smoke``; a file that lists its ``VARIANTS``
-        takes no other one. A file in a package (a folder with
-        ``__init__.py``) may import its neighbours: ``from .x import y``. It may also be a nested
-        dict or ``ConfigDict`` of the settings that differ from the defaults, or an experiment.
+        takes no other one. A file in a package (a folder with ``__init__.py``) may import its
+        neighbours: ``from .x import y``. Instead, ``config`` may be a nested dict or ``ConfigDict``
+        of the settings that differ from the defaults, or an experiment.
       overrides: a dict from dotted keys to values, such as ``{"train.steps": 10}``. A string is
         converted to the type of the setting: ``8,16`` is a list, and a list of texts with commas
         may be a JSON list. If keys exclude each other (data.path and data.url), the key given here
@@ -62,7 +62,7 @@ def load_config(
     elif hasattr(config, "to_dict"):
         nested = config.to_dict()
     elif isinstance(config, Mapping):
-        nested = dict(copy.deepcopy(config))  # which overrides change
+        nested = dict(copy.deepcopy(config))  # a copy, because overrides change it
     else:
         kinds = "the name of a recipe, a file, a dict, a ConfigDict or an ExperimentConfig"
         raise ConfigError(f"{argument('config', short_repr(config))}: must be {kinds}")
@@ -147,7 +147,7 @@ def _recipe(name: str, where: str) -> str:
 
 
 class _SourceLoader(importlib.machinery.SourceFileLoader):
-    """Compiles a file anew: cached bytecode may be that of an edit within the same second."""
+    """Always compiles a file: cached bytecode may be older than an edit in the same second."""
 
     def path_stats(self, path: Any) -> Any:
         raise OSError("no bytecode")

@@ -58,7 +58,7 @@ class TransformerXLConfig(Section, key="model"):
     d_embed: int | None = at_least(1, None, bounds.WIDTH)
     """Width of the embedding of the most frequent words; None takes D."""
     dropout: float = probability(0.0)
-    """Dropout rate of attention outputs, feed-forward layers and places without their own rate."""
+    """Dropout rate of attention outputs, feed-forward layers, and where a rate below is None."""
     dropout_input: float | None = probability(None)
     """Dropout rate of word and position embeddings; None takes model.dropout."""
     dropout_output: float | None = probability(None)
@@ -88,7 +88,7 @@ class TransformerXLConfig(Section, key="model"):
     """Residual connection around each sub-layer: a sum (none), or a GRU gate after a relu (gru;
     GTrXL, Parisotto et al. 2019)."""
     gate_bias: float = within(-100, 100, 0.0)
-    """Initial bias of the gates; above 0, a new layer passes on most of its input."""
+    """Initial bias of the gates; above 0, an untrained layer passes on most of its input."""
     untie_r: bool = False
     """Whether each layer has its own vectors u and v (relative attention only)."""
     same_length: Window = False
@@ -112,7 +112,7 @@ class TransformerXLConfig(Section, key="model"):
     """Whether div_val above 1 also projects a cluster of width D (PyTorch always projects it)."""
     sample_softmax: int = at_least(0, 0, bounds.WORDS)
     """Half the number of words that are drawn log-uniformly for the softmax in training, which uses
-    the distinct ones of them; 0 uses all V words."""
+    each drawn word once; 0 uses all V words."""
     mixtures: int = at_least(1, 1, bounds.ITEMS)
     """Number of softmaxes that are mixed at each position (Yang et al. 2018)."""
     dropout_latent: float = probability(0.0)
@@ -130,11 +130,11 @@ class TransformerXLConfig(Section, key="model"):
     on TPUs, on NVIDIA GPUs from compute capability 8.0 and on CPUs with AVX512-BF16 or AMX, else
     float32."""
     matmul_precision: Precision | None = None
-    """Precision of float32 products, as in jax.default_matmul_precision: none takes JAX's own,
-    which is one bfloat16 pass on TPUs and TF32 on NVIDIA GPUs; highest is float32 everywhere."""
+    """Precision of float32 matrix products, as in jax.default_matmul_precision: none takes JAX's
+    default, one bfloat16 pass on TPUs and TF32 on NVIDIA GPUs; highest is float32 everywhere."""
     scan_layers: Literal["auto", True, False] = False
     """Whether the layers run as a loop with one compiled body; auto is True on TPUs, and False on
-    CPUs and on GPUs (but for odd widths), where that is faster."""
+    CPUs and GPUs, where that is faster (except on GPUs for some d_model not divisible by 4)."""
     remat: Literal["none", "products", "layer"] = "none"
     """Values that the backward pass recomputes: none, all except products with weights (products),
     or whole layers (layer)."""

@@ -39,7 +39,7 @@ def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root
             raise unknown_key(key, root)
         else:
             values[name] = checked(fields[name], key, value)
-            # The label of the corpus shows the paths of data as they are given.
+            # Paths of the section data stay as given, because the label of the corpus shows them.
             path = fields[name].metadata.get("path")
             remote = fields[name].metadata.get("remote", False)
             if path and prefix != "data.":
@@ -73,7 +73,7 @@ def unknown_key(key: str, root: Any) -> UnknownKeyError:
 
 
 def _is_near(key: str, known: str) -> bool:
-    """Whether a key is like a known one, in its last part if the section is right."""
+    """Whether a key is similar to a known key; its last part is enough if the section is right."""
     section, _, leaf = known.rpartition(".")
     before, _, last = key.rpartition(".")
     whole = [] if before == section else [known, section]
@@ -83,7 +83,7 @@ def _is_near(key: str, known: str) -> bool:
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns nested settings by dotted key, with lists in place of tuples.
 
-    The items of a dict have keys of their own. Only an empty one, which is no section, has one key.
+    Each item of a dict has a key of its own. An empty dict inside a section is a value of one key.
     """
     flat: dict[str, Any] = {}
     for name, value in nested.items():

@@ -33,7 +33,7 @@ def has_argument(name: str, of: str) -> bool:
 
 
 def own_rate(name: str, rate: float) -> str | None:
-    """Returns a note if an optimizer of optax has a default for the learning rate, another one."""
+    """Returns a note if the default learning rate of an optimizer of optax is not ``rate``."""
     default = None
     if is_optax(name) and _NOT_GIVEN in (known := inspect.signature(_function(name)).parameters):
         default = known[_NOT_GIVEN].default
@@ -52,8 +52,8 @@ def build(name: str, arguments: Mapping[str, Any], rate: Any) -> Any:
 def check(name: str, arguments: Mapping[str, Any], constant: bool) -> None:
     """Raises ConfigError unless training can use an optimizer and these arguments.
 
-    ``constant`` says whether the learning rate is one number for all steps. Without a device, one
-    update of small arrays shows what the optimizer needs.
+    ``constant`` says whether the learning rate is one number for all steps. An update of small
+    arrays, traced but not run, shows what the optimizer needs.
     """
     if not is_optax(name):
         if arguments:

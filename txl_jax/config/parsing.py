@@ -15,7 +15,7 @@ from txl_jax.messages import nearest
 
 
 def typed(key: str, value: Any, hint: Any) -> Any:
-    """Converts ``value``, which may be text (:func:`_listed` if for a tuple), to the type ``hint``.
+    """Converts ``value`` to the type ``hint``; :func:`_listed` parses a text for a tuple.
 
     Raises:
       ConfigError: the value does not have that type, is not finite, or is missing.
@@ -23,7 +23,7 @@ def typed(key: str, value: Any, hint: Any) -> Any:
     value = plain(value)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     text = value.lower() if isinstance(value, str) else None
-    missing = text is not None and not text.strip(" ")  # a line end may be a separator
+    missing = text is not None and not text.strip(" ")  # a line end is a value of a separator
     if origin in (types.UnionType, typing.Union):
         if value is None or text == "none":
             return None
@@ -54,7 +54,8 @@ def typed(key: str, value: Any, hint: Any) -> Any:
 def plain(value: Any) -> Any:
     """Returns a scalar of NumPy or JAX, or a subclass of ``int`` or ``str``, as Python's own type.
 
-    A float of less than 64 bits becomes the shortest number that it stands for: float32 0.1 is 0.1.
+    A float of less than 64 bits becomes the shortest decimal number that rounds to it: 0.1 for
+    float32 0.1.
     Other values, such as arrays with axes, are returned as they are.
     """
     if isinstance(value, str):
@@ -63,7 +64,7 @@ def plain(value: Any) -> Any:
         return int(value)
     if not hasattr(value, "dtype") or getattr(value, "ndim", None) != 0:
         return float(value) if isinstance(value, float) else value
-    import numpy as np  # which has been imported, if there is such a value
+    import numpy as np  # already imported if there is such a value
 
     try:
         scalar = np.asarray(value)[()]
@@ -167,7 +168,7 @@ def _listed(text: str, of_texts: bool) -> Any:
         return [part.strip("'\"") for part in parts if part]
     for read in (json.loads, ast.literal_eval):
         with contextlib.suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            with warnings.catch_warnings(action="ignore"):  # of backslashes in the text
+            with warnings.catch_warnings(action="ignore"):  # about backslashes in the text
                 value = read(text)
             if isinstance(value, list | tuple) and text.lstrip()[0] in "[(":
                 return value

@@ -24,9 +24,9 @@ class OptimizerConfig(Section, key="optimizer"):
     """Settings of the update rule and the learning-rate schedule (training/optimizer.py)."""
 
     name: str = free_text("adam", "must name an update rule", str.strip)
-    """Update rule: adam, lamb (NVIDIA's, which sets eps to 1e-6), muon (moves the matrices of
-    layers by orthogonal steps, and the other parameters as adam does), or an optimizer of optax,
-    such as optax.lion and optax.contrib.muon, with optimizer.arguments."""
+    """Update rule: adam, lamb (NVIDIA's, which sets eps to 1e-6), muon (orthogonal updates for the
+    matrices of layers, and adam for the other parameters), or an optimizer of optax, such as
+    optax.lion and optax.contrib.muon, with optimizer.arguments."""
     arguments: dict[str, Any] = named_values()  # noqa: RUF009
     """Arguments of an optimizer of optax by name, optimizer.arguments.NAME=VALUE, besides the
     learning rate."""
@@ -52,7 +52,8 @@ class OptimizerConfig(Section, key="optimizer"):
     l2: float = at_least(0, 0.0)
     """L2 penalty that is added to the clipped gradient (PyTorch's weight_decay of Adam)."""
     weight_decay: float = at_least(0, 0.0)
-    """Decoupled weight decay of every parameter, times the rate (Loshchilov and Hutter 2019)."""
+    """Decoupled weight decay of every parameter, times the learning rate (Loshchilov and Hutter
+    2019)."""
     embedding_ratio: float = above(0, 1.0)
     """Peak learning rate of the embeddings, divided by that of the other parameters; the cosine
     schedule ends at the same rate for both."""
@@ -130,8 +131,8 @@ class TrainConfig(Section, key="train"):
     """Number of tokens before the segment that are recomputed, not scored (PyTorch's ext_len)."""
     seg_len_std: float = at_least(0, 0.0, LENGTH)
     """Standard deviation s of segment lengths, which are drawn from N(T, s), or one time in twenty
-    from N(T/2, s), between 5 and T + 3s, with learning rates in proportion (Merity et al. 2018,
-    section 4.1); 0 makes every segment T tokens long."""
+    from N(T/2, s), between 5 and T + 3s; the learning rate is proportional to the length (Merity et
+    al. 2018, section 4.1); 0 makes every segment T tokens long."""
     partial_shuffle: bool = False
     """Whether every stream starts at a random place in each epoch and wraps around (NVIDIA)."""
     text_on_device: bool = False
@@ -166,7 +167,7 @@ class TrainConfig(Section, key="train"):
 
     @property
     def profiled_steps(self) -> tuple[int, int] | None:
-        """The numbers of ``profile``, or ``None``."""
+        """START and STOP of ``profile``, or ``None``."""
         return None if self.profile is None else step_range(self.profile)
 
     @property

@@ -1,4 +1,4 @@
-"""The command that converts models of other programs into workdirs, and workdirs for them.
+"""The command that converts models of other programs into workdirs, and writes models for them.
 
 docs/converting.md has examples. Flags such as ``--config.evaluate.seg_len=64`` change settings
 other than those of the model.
@@ -72,7 +72,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 def main(argv: list[str]) -> int:
     """Converts or exports a model. Returns the exit code."""
     flags, overrides = parse(argv)
-    drop_unwritten_output()  # the results are files
+    drop_unwritten_output()  # a closed stdout is no error: the results are files
     interrupts.restore_keyboard_interrupt()
     logging.set_verbosity(logging.ERROR)
     try:

@@ -15,17 +15,20 @@ CONVERTED = {
     *("same_length", "clamp_len", "n_positions", "cutoffs", "div_val", "tie_weight", "tie_projs"),
     *("proj_same_dim", "norm_epsilon"),
 }
-"""Settings that other programs have, or have in some forms."""
+"""Settings that other programs have too, some of them with fewer allowed values."""
 WITHOUT_EFFECT_ON_SCORES = {
     *("dropout_input", "dropout_output", "dropout_qkv", "dropout_embedding", "dropout_mask"),
     *("dropout_latent", "gate_bias", "sample_softmax", "init_std", "proj_init_std"),
     *("dtype", "matmul_precision", "scan_layers", "remat", "kernel"),
 }
-"""Settings of training alone or of the computation. Any other setting is this project's own."""
+"""Settings that matter only in training or for how results are computed.
+
+A setting in neither of the two sets exists only in this project.
+"""
 
 
 def given(args: Mapping[str, Any], ignored: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the settings that are not ignored and not null, which is the default.
+    """Returns the arguments that are neither ignored nor null; null means the default.
 
     Raises ModelFormatError for a number in place of a list, or the reverse.
     """
@@ -43,9 +46,9 @@ def take_settings(
 ) -> dict[str, Any]:
     """Removes settings from ``args`` and returns them under the names of this project.
 
-    They are those of all programs, and ``names``, and ``defaults`` whose values differ from this
-    project's. ``size`` is the name of the vocabulary's size. Raises ModelFormatError, with the text
-    ``what``, if the size or one of :data:`SHAPE` is missing.
+    It takes the settings that all programs have, those in ``names``, and those in ``defaults``,
+    whose default values differ from this project's. ``size`` is the name of the vocabulary's size.
+    Raises ModelFormatError, with the text ``what``, if the size or one of :data:`SHAPE` is missing.
     """
     require(args, (size, *SHAPE), what)
     taken = {name: args.pop(name) for name in (*SHAPE, *names, *defaults) if name in args}
@@ -61,7 +64,7 @@ def take_settings(
 
 
 def give_settings(c: TransformerXLConfig, *names: str, size: str = "n_token") -> dict[str, Any]:
-    """Returns the arguments for a model, ``tie_projs`` and those of :func:`take_settings`."""
+    """Returns a model's constructor arguments: ``tie_projs`` and those of :func:`take_settings`."""
     ties = (*c.tie_projs, *[False] * len(c.cutoffs))[: len(c.cutoffs) + 1]
     return {
         **{name: getattr(c, name) for name in (*SHAPE, *names)},
@@ -81,7 +84,7 @@ def require(args: Mapping[str, object], names: Iterable[str], what: str) -> None
 
 
 def require_one_of(argument: str, value: object, supported: Iterable) -> None:
-    """Raises ModelFormatError, with all supported values, if the argument's value is another."""
+    """Raises ModelFormatError, with all supported values, if ``value`` is not one of them."""
     if value not in supported:
         raise ModelFormatError(
             f"{argument} = {value!r} is not supported; supported: {quoted(supported)}"
@@ -107,7 +110,7 @@ def check_convertible(c: TransformerXLConfig) -> None:
 
 
 def check_forms(c: TransformerXLConfig, program: str, forms: Mapping[str, Iterable]) -> None:
-    """Raises ModelFormatError for a value that a program lacks; ``forms`` has those it knows."""
+    """Raises ModelFormatError for a value that a program lacks; ``forms`` has all that it knows."""
     check_convertible(c)
     see = "docs/converting.md has a table of the programs' settings"
     for key, supported in forms.items():
@@ -120,7 +123,10 @@ def check_forms(c: TransformerXLConfig, program: str, forms: Mapping[str, Iterab
 
 
 def parameter_clusters(c: TransformerXLConfig) -> list[tuple[str, Cluster]]:
-    """Returns the clusters with separate parameters (one with ``div_val`` 1), by name's suffix."""
+    """Returns the clusters with own parameters, each after the suffix of its parameters' names.
+
+    With ``div_val`` 1 there is only one cluster, of all symbols.
+    """
     parts = clusters(c)
     if c.div_val > 1:
         return [(f"_{i}", part) for i, part in enumerate(parts)]

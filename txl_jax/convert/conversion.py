@@ -44,7 +44,7 @@ WT103_SYMBOLS = 267_735
 
 
 class Program(NamedTuple):
-    """Functions that convert a program's models, and ``mem_len``, the M of models without one."""
+    """Functions that convert a program's models; ``mem_len`` is used if the source has none."""
 
     config: Callable[[Mapping[str, Any]], TransformerXLConfig]
     params: Callable[[Mapping[str, Any], TransformerXLConfig], dict[str, Any]]
@@ -99,7 +99,7 @@ def to_workdir(request: Request) -> TransformerXLConfig:
     Raises:
       ModelFormatError, ConfigError, DataError, WorkdirError: the request, a file, a tensor, a
         setting, the corpus or the vocabulary cannot be used. Nothing is written.
-      CheckpointError: the workdir cannot be written. It has no ``config.json``.
+      CheckpointError: the workdir cannot be written. It then has no ``config.json``.
     """
     r = request
     require_empty_folder(r.workdir)
@@ -113,7 +113,7 @@ def to_workdir(request: Request) -> TransformerXLConfig:
     if name == "txl_jax":
         return _exported_to_workdir(r)
     source = r.source if name == "tensorflow" else _tensor_file(r.source)
-    stored = None  # a file with arguments and vocabulary is read now, any other one once these fit
+    stored = None  # NVIDIA's torch file has arguments and vocabulary; others are read after checks
     if name == "nvidia" and source.endswith(files.TORCH):
         stored = files.read(source)
     args = _constructor_args(r, name, stored)
@@ -147,8 +147,8 @@ def to_workdir(request: Request) -> TransformerXLConfig:
 def detect(source: str) -> Format:
     """Detects the program that wrote a source. Raises ModelFormatError if there is no source.
 
-    The names of the tensors decide. Those of a torch file are unknown before it is loaded; it is
-    Hugging Face's if it has a name of their library and a ``config.json`` beside it.
+    The names of the tensors decide. A torch file must be loaded to know its tensors, so here it is
+    Hugging Face's if the library uses its file name and a ``config.json`` is beside it.
     """
     if files.is_tensorflow(source):
         return "tensorflow"
@@ -207,7 +207,7 @@ def _experiment(
 ) -> ExperimentConfig:
     """Returns the experiment of a converted model, with the protocol of the original program.
 
-    Its products are float32 on every device, so that its scores are those of the original.
+    Its matrix products are float32 on every device, so that its scores equal the original's.
     """
     model = dataclasses.replace(program.config(args), matmul_precision="highest")
     if len(vocab) != model.vocab_size:
@@ -245,7 +245,7 @@ def _likely_corpus(vocab: Vocab) -> dict[str, Any]:
     if vocab.kind == "byte" and len(vocab) < 256:
         newline = str(ord("\n")) in vocab.symbols
         return {"name": "enwik8", "protocol": "bytes" if newline else "authors"}
-    if vocab.kind == "tokenizer":  # its content is in the workdir
+    if vocab.kind == "tokenizer":  # the tokenizer is stored in vocab.json
         return {"name": "text"}
     return {"name": "text", "vocab": vocab.kind}
 
@@ -273,7 +273,7 @@ def _write(
     make_folder(workdir)
     try:
         if not is_remote(workdir):
-            os.mkdir(os.path.join(workdir, CHECKPOINTS))  # only one of two conversions at once can
+            os.mkdir(os.path.join(workdir, CHECKPOINTS))  # fails if another conversion made it
     except FileExistsError:
         require_empty_folder(workdir)
     with Checkpoints(workdir, CheckpointConfig()) as checkpoints:

@@ -2,8 +2,8 @@
 
 .safetensors         read with safetensors
 .pt .pth .bin        read with torch (optional) and ``weights_only``: tensors, plain containers
-*.index.json         lists several files of one model, each in one of these formats; a variant's
-                     index is *.index.fp16.json
+*.index.json         lists several files of one model, each in one of these formats; the index of
+                     a variant, such as fp16, is *.index.fp16.json
 a TF checkpoint      read with tensorflow (optional); given as a prefix, ``model.ckpt-0``, or folder
 """
 
@@ -25,7 +25,7 @@ from txl_jax.library_errors import import_optional
 
 TORCH = (".pt", ".pth", ".bin")
 ENDINGS = (".safetensors", *TORCH)
-"""The ends of the names of files with tensors."""
+"""The suffixes of files with tensors."""
 NESTED = ("model_state", "state_dict", "model_state_dict", "model")
 """The keys under which a checkpoint may hold its tensors. NVIDIA's code uses the first one."""
 VOCABULARIES = ("vocab.json", "vocab.txt", "vocab.bin")
@@ -51,7 +51,7 @@ class Attributes:
 def read(path: str, wanted: Callable[[str], bool] = lambda name: True) -> Stored:
     """Reads a file in the format of its suffix, or a TF checkpoint given as a prefix or folder.
 
-    An index of Hugging Face, or one of its shards, stands for all its shards.
+    For an index of Hugging Face, or one of its shards, all shards are read.
     ``wanted`` selects the variables of a TF checkpoint. Raises ModelFormatError if the file is
     missing or damaged, has another format or pickled objects, or needs a package that is missing.
     """
@@ -63,7 +63,7 @@ def read(path: str, wanted: Callable[[str], bool] = lambda name: True) -> Stored
 
 
 def tensor_names(path: str) -> list[str] | None:
-    """Returns the names of a file's or an index's tensors; ``None`` if only loading tells them.
+    """Returns the names of a file's or an index's tensors; ``None`` if it must be loaded first.
 
     Raises ModelFormatError or WorkdirError for an index that cannot be used.
     """
@@ -151,7 +151,7 @@ def stored(loaded: Any, path: str) -> Stored:
 
 
 def symbols_of(vocab: Any) -> list[str] | None:
-    """Returns the symbols of the authors' vocabulary, a mapping or object with ``idx2sym``."""
+    """Returns ``idx2sym`` of the authors' vocabulary, a mapping or an object, or ``None``."""
     found = vocab if isinstance(vocab, Mapping) else getattr(vocab, "__dict__", {})
     symbols = found.get("idx2sym")
     return list(symbols) if isinstance(symbols, list | tuple) else None

@@ -1,8 +1,8 @@
 """Converts models of Hugging Face's TransfoXL (``transfo-xl-wt103``), in both directions.
 
 The library uses the authors' PyTorch code with some differences. Names begin with ``transformer.``.
-Each layer has u and v, even if all layers share them. The logit of tail i is in column
-``cutoffs[0]+i-1``, as in TF. Attention is always relative.
+Each layer stores u and v; if the layers share them, these are copies. The logit of tail i is in
+column ``cutoffs[0]+i-1`` of the head, as in TF. Attention is always relative.
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ from txl_jax.convert.pytorch import table as pytorch_table
 from txl_jax.convert.table import Entry, read_params, view, write_state
 
 PREFIX = "transformer."
-"""Begins the names of all tensors except those of the softmax, also within ``module.``."""
+"""The prefix of all tensors except those of the softmax; ``module.`` may be before it."""
 NAMES = ("pre_lnorm", "init_std", "proj_init_std")
-"""Keys with the names and meanings of this project's settings, apart from the shape."""
+"""Keys with the name and meaning of a setting of this project, besides those of the shape."""
 DEFAULTS: dict[str, Any] = {"dropout": 0.1, "dropatt": 0.0, "untie_r": True, "div_val": 4}
-"""More of them, with the values that are used if they are missing."""
+"""More such keys, with the values that they have if they are missing."""
 
 
 def is_huggingface_name(name: str) -> bool:
@@ -32,7 +32,7 @@ def is_huggingface_name(name: str) -> bool:
 def config_from_huggingface(config: Mapping[str, Any]) -> TransformerXLConfig:
     """Converts a ``config.json`` with the keys of ``TransfoXLConfig`` to a model configuration.
 
-    ``tie_projs`` selects the tied projections, or ``proj_share_all_but_first`` if it is missing.
+    ``tie_projs`` or, if this is missing, ``proj_share_all_but_first`` selects tied projections.
     Keys that do not affect the model are ignored. Raises ModelFormatError if a key is missing or
     not supported.
     """
@@ -100,7 +100,7 @@ def params_to_huggingface(params: Any, cfg: TransformerXLConfig) -> dict[str, np
 
 
 def table(c: TransformerXLConfig) -> list[Entry]:
-    """Lists the parameters in the state: those of the authors' code, with the differences."""
+    """Lists the parameters in the state: the authors' table, changed as this library differs."""
     entries = []
     for entry in pytorch_table(c, "kimiyoung"):
         path = next(iter(entry.places))

@@ -5,7 +5,7 @@ Differences:
 
     that program                                        this project
     a query sees the M steps before it, and itself      same_length="tf"
-    query bias                                          in u and v, which queries are added to
+    query bias                                          a part of u and v: both are added to queries
     key bias                                            none: it cancels in the softmax
     sinusoid of distance d + 1                          of d: W_r is rotated by one step
     gate's Dense_0 .. Dense_5: r of y, r of x,          from_output [D,3,D]: r, z, h of y;
@@ -44,7 +44,7 @@ LENGTHS = ("mem_len", "window", "rows")
 
 
 def config_from_ppo_jax(settings: Mapping[str, Any] | str | bytes) -> TransformerXLConfig:
-    """Converts settings, or the JSON of them, to a model configuration without a vocabulary.
+    """Converts settings, or their JSON text, to a model configuration without a vocabulary.
 
     ``settings`` are ``d_model``, ``n_head``, ``n_layer``, ``gating`` and ``gating_bias``; the
     lengths ``mem_len``, ``window`` and ``rows`` are allowed. Raises ModelFormatError if a setting
@@ -70,10 +70,10 @@ def config_from_ppo_jax(settings: Mapping[str, Any] | str | bytes) -> Transforme
 def params_from_ppo_jax(params: Mapping[str, Any], cfg: TransformerXLConfig) -> dict[str, Any]:
     """Converts parameters of that program to parameters of ``TransformerXL(cfg)``: float32 arrays.
 
-    ``params`` is a flat dict of arrays by path (``tf_layers_0/ln1/scale``), whose ``encoder/`` is
-    ignored. Differentiate this function (``jax.vjp``) to convert gradients back. ``cfg`` comes from
-    :func:`config_from_ppo_jax`. Raises ModelFormatError, with all parameters that are missing or
-    unknown or have a wrong shape.
+    ``params`` is a flat dict of arrays by path (``tf_layers_0/ln1/scale``); paths in ``encoder/``
+    are ignored. Differentiate this function (``jax.vjp``) to convert gradients back. ``cfg`` comes
+    from :func:`config_from_ppo_jax`. Raises ModelFormatError, with all parameters that are missing
+    or unknown or have a wrong shape.
     """
     for key, value in FORM.items():
         if getattr(cfg, key) != value:

@@ -1,12 +1,12 @@
 """Converts models of the authors' PyTorch code and of NVIDIA's port, in both directions.
 
 This module does not need torch: :func:`params_from_pytorch` takes
-``{name: t.float().numpy() for name, t in model.state_dict().items()}``. Apart from :data:`LAYER`:
+``{name: t.float().numpy() for name, t in model.state_dict().items()}``. Besides :data:`LAYER`:
 
     original code                                       this project
-    r_w_bias, r_r_bias       [N,H] or [L,N,H]           u, v; ``shaw``: u in its layer
+    r_w_bias, r_r_bias       [N,H] or [L,N,H]           u, v; ``shaw``: only u, one in each layer
     r_emb, r_bias            distance 0 in the last row distance, distance_bias: in row 0
-    r_emb                    last token in the last row positions (absolute_per_layer): also there
+    r_emb                    last token in the last row positions (absolute_per_layer): same rows
     word_emb, crit                                      embedding.., softmax.. per cluster
     crit.cluster_weight, cluster_bias [C,..]            rows reversed: the logit of tail i is column
       (the logit of tail i is column -i of the head)    cutoffs[0]+i-1 of the head
@@ -53,9 +53,9 @@ LENGTHS = ("tgt_len", "ext_len", "mem_len")
 IGNORED = ("adapt_inp", "dtype")
 """Arguments that do not affect the parameters. ``dtype`` exists only in NVIDIA's code."""
 NAMES = ("pre_lnorm", "div_val", "tie_weight")
-"""Arguments with the names and meanings of this project's settings, apart from the shape."""
+"""Arguments with the name and meaning of a setting of this project, besides those of the shape."""
 RATES: dict[str, Any] = {"dropout": 0.0, "dropatt": 0.0}
-"""More of them, with the values that are used if they are missing."""
+"""More such arguments, with the values that they have if they are missing."""
 PROGRAM = {"kimiyoung": "the authors' PyTorch code", "nvidia": "NVIDIA's code"}
 FREQUENCIES = "pos_emb.inv_freq"
 """The name of a tensor that is no parameter, because it is always the same."""
@@ -66,7 +66,8 @@ def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLCon
 
     Defaults are the original's (0 for ``dropout`` and ``dropatt``). Two more keywords are allowed:
     ``impl`` is ``"kimiyoung"`` (the default) or ``"nvidia"``, and ``untie_r`` gives each layer its
-    own u and v, as in TF. Raises ModelFormatError if one is missing, unknown, or not supported.
+    own u and v, as in TF. Raises ModelFormatError if one of the keywords is missing, unknown, or
+    not supported.
     """
     args = arguments.given(constructor_args, IGNORED)
     what = "constructor arguments of the original"
@@ -105,7 +106,7 @@ def params_from_pytorch(
     are missing or unknown, have a wrong shape, or differ from the tensor to which they are tied.
     """
     arguments.check_convertible(cfg)
-    if cfg.sample_softmax:  # the authors' code then has the output layer elsewhere
+    if cfg.sample_softmax:  # the authors' code then has another name for the output layer
         moved = lambda name: re.sub("^out_layer", "crit.out_layers.0", name)
         state_dict = {moved(name): array for name, array in state_dict.items()}
     impl = "nvidia" if is_nvidia(state_dict) else "kimiyoung"
@@ -117,11 +118,11 @@ def config_to_pytorch(
 ) -> dict[str, Any]:
     """Converts a model's configuration to keywords of the original's ``MemTransformerLM``.
 
-    ``impl`` is ``"kimiyoung"`` or ``"nvidia"``. The lengths are in tokens. A model with a table of
-    positions needs lengths whose sum is that of the table, so ``tgt_len`` becomes what is left, and
-    longer lengths are shortened; ``reset_length`` of the original can change them. Settings that
-    matter only in training, other than ``dropout`` and ``dropatt``, have no keyword. Raises
-    ModelFormatError for a setting that the original lacks.
+    ``impl`` is ``"kimiyoung"`` or ``"nvidia"``. The lengths are in tokens. If the model has a table
+    of positions, their sum must be its number of rows: ``ext_len`` and ``mem_len`` are shortened if
+    they exceed it, and ``tgt_len`` is the remainder. The original's ``reset_length`` can change
+    them. Settings that matter only in training, other than ``dropout`` and ``dropatt``, have no
+    keyword. Raises ModelFormatError for a setting that the original lacks.
     """
     c, windows = cfg, (False, SAME_LENGTH[impl])
     forms = {"attention": ATTENTION, "same_length": windows, "untie_r": (False,)}
@@ -135,7 +136,7 @@ def config_to_pytorch(
         "attn_type": ATTENTION.index(c.attention),
         "same_length": bool(c.same_length),
         **dict(zip(LENGTHS, (tgt_len, ext_len, mem_len), strict=True)),
-        **({"dtype": None} if impl == "nvidia" else {}),  # its constructor needs it, for nothing
+        **({"dtype": None} if impl == "nvidia" else {}),  # required, but without effect
     }
 
 
@@ -206,7 +207,7 @@ def _vocabulary(c: TransformerXLConfig, impl: str) -> list[Entry]:
             entries.append(Entry(weight.format(i), shape, {f"softmax_weight{end}": view()}))
         entries.append(Entry(bias.format(i), (part.size,), {f"softmax_bias{end}": view()}))
         if part.projected:
-            of_input = lambda k, i=i: c.div_val == 1 or k == i  # one projection, or one for each
+            of_input = lambda k, i=i: c.div_val == 1 or k == i  # div_val 1: the only projection
             tied = [k for k, _, is_tied in outputs if is_tied and of_input(k)]
             aliases = {f"crit.out_projs.{k}": f"tie_projs[{k}] is True" for k in tied}
             if not authors:

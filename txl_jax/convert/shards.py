@@ -1,7 +1,7 @@
-"""Finds the files of a model in a folder, and reads one that is saved in several, called shards.
+"""Finds the files of a model in a folder, and reads a model that is saved in shards.
 
 model.safetensors.index.json       {"weight_map": {tensor: file}}
-model-00001-of-00002.safetensors   some of the tensors
+model-00001-of-00002.safetensors   a shard: some of the tensors
 
 A variant, such as ``fp16``, is in all names of Hugging Face's library: ``model.fp16.safetensors``,
 ``model.safetensors.index.fp16.json``, ``model.fp16-00001-of-00002.safetensors``.
@@ -60,7 +60,7 @@ def is_huggingface(path: str) -> bool:
 def index_of(path: str) -> str | None:
     """Returns the index that a path names, or to which a shard belongs; ``None`` for other files.
 
-    Raises ModelFormatError for one of several shards without an index beside it.
+    Raises ModelFormatError for one of several shards if there is no index beside it.
     """
     folder, name = os.path.split(path)
     if _INDEX.fullmatch(name):
@@ -89,7 +89,7 @@ def model_in(folder: str, endings: tuple[str, ...], others: tuple[str, ...]) -> 
     """Returns the path of the model's only file, of its index, or of a shard without an index.
 
     Of several models, the one with a name of Hugging Face's library is taken, without a variant if
-    possible. ``endings`` are those of files with tensors, and ``others`` are names of other files.
+    possible. ``endings`` are the suffixes of files with tensors; ``others`` names files to ignore.
 
     Raises:
       ModelFormatError: there is no such file, or nothing tells which of several ones to take.
@@ -98,7 +98,7 @@ def model_in(folder: str, endings: tuple[str, ...], others: tuple[str, ...]) -> 
     names = sorted(os.listdir(folder))
     listed: set[str] = set()
     for name in filter(_INDEX.fullmatch, names):
-        with contextlib.suppress(UserError):  # reading the index says what is wrong
+        with contextlib.suppress(UserError):  # raised again when the index is read
             listed.update(listed_files(os.path.join(folder, name)).values())
     for name in names:
         model, variant, kind = _named(name)
@@ -137,8 +137,8 @@ def listed_files(index: str) -> dict[str, str]:
 def read_shards(index: str, read: Callable[[str], Tensors]) -> dict[str, np.ndarray]:
     """Returns the tensors of all shards of an index; ``read`` returns those of one file.
 
-    Raises ModelFormatError or WorkdirError if the index is none, names files in other folders, or
-    differs from the tensors or from the number of its files.
+    Raises ModelFormatError or WorkdirError if the index is invalid, names files in other folders,
+    or does not agree with the tensors or with the number of its files.
     """
     listed = listed_files(index)
     folder, files = os.path.dirname(index), sorted(set(listed.values()))

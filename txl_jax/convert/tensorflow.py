@@ -6,12 +6,12 @@ Apart from those of :data:`LAYER`, the variables in the scope ``transformer/`` a
     r_w_bias, r_r_bias          [N,H] or [L,N,H]        u, v
     adaptive_embed/{lookup_table,proj_W}                embedding, embedding_projection
     adaptive_embed/cutoff_i/{lookup_table,proj_W}       embedding_i, embedding_projection_i
-    adaptive_softmax/bias, adaptive_softmax/cutoff_i/b  softmax_bias, concatenated with div_val 1
+    adaptive_softmax/bias, adaptive_softmax/cutoff_i/b  softmax_bias (div_val 1: all in one) or _i
     adaptive_softmax/cutoff_i/proj [d_i,D]              softmax_projection_i
     adaptive_softmax/cutoff_0/cluster_{W,b}             cluster_weight, cluster_bias
 
-The output weights are always those of the embedding. A model without cutoffs shares its projection,
-too.
+The output weights are always those of the embedding. A model without cutoffs also shares the
+embedding's projection.
 """
 
 from collections.abc import Mapping

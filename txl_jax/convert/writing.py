@@ -1,4 +1,4 @@
-"""Writes a trained model as another program's: its state, the constructor's arguments, the words.
+"""Writes a trained model for another program: its state, constructor arguments and vocabulary.
 
 model.safetensors   the state_dict, float32
 args.json           keyword arguments of MemTransformerLM (pytorch, nvidia)
@@ -57,7 +57,7 @@ def save_as(trained: TrainedModel, folder: str | os.PathLike[str], to: Target) -
     if to == "huggingface":
         symbols = trained.vocab.symbols
         args = config_to_huggingface(cfg, **lengths)
-        args["eos_token_id"] = symbols.index(EOS) if EOS in symbols else None  # ends a generation
+        args["eos_token_id"] = symbols.index(EOS) if EOS in symbols else None  # ends generation
         state = params_to_huggingface(trained.params, cfg)
     else:
         impl = "nvidia" if to == "nvidia" else "kimiyoung"

@@ -17,15 +17,15 @@ class SoftTargets(flax.struct.PyTreeNode):
     __repr__ = fields_repr
 
     words: jax.Array | np.ndarray  # int [...,k]
-    probabilities: jax.Array | np.ndarray  # float [...,k]; all other words have the rest
+    probabilities: jax.Array | np.ndarray  # float [...,k]; the sum over k is at most 1
 
 
 class Batch(flax.struct.PyTreeNode):
     """A segment of every stream.
 
-    ``reset`` is bool [B], true for streams whose memory is emptied first. With C > 0 it is bool
-    [B,C+T], true where a stream's text begins, and at the first token if the memory is emptied.
-    With documents it is bool [B,C+T], and also true where a document begins.
+    ``reset`` is bool [B], true for streams whose memory is emptied first. With a context, C > 0,
+    it is bool [B,C+T], true where a stream's text begins, and at the first token if the memory is
+    emptied. With documents it is bool [B,C+T], and also true where a document begins.
     """
 
     __repr__ = fields_repr
@@ -35,7 +35,7 @@ class Batch(flax.struct.PyTreeNode):
     weights: jax.Array | np.ndarray  # float32 [B,T], 0 where padded
     reset: jax.Array | np.ndarray
     soft: SoftTargets | None = None  # [B,T,k], the targets of distillation
-    lengths: jax.Array | np.ndarray | None = None  # int32 [B], real inputs, if not as in weights
+    lengths: jax.Array | np.ndarray | None = None  # int32 [B], real inputs; None: as in weights
 
     @property
     def context_len(self) -> int:
@@ -45,8 +45,9 @@ class Batch(flax.struct.PyTreeNode):
     def model_kwargs(self, with_lengths: bool) -> dict[str, Any]:
         """Returns the keyword arguments of ``nll`` that describe the inputs.
 
-        ``with_lengths`` adds ``lengths``, int32 [B], the real tokens of each row. The model needs
-        them if text follows a padded segment, or if positions are counted from the last real token.
+        ``with_lengths`` adds ``lengths``, int32 [B], the number of real tokens of each row. The
+        model needs them if text follows a padded segment, or if positions are counted from the last
+        real token.
         """
         kwargs: dict[str, Any] = {"reset": self.reset, "context_len": self.context_len}
         if with_lengths and self.lengths is not None:
@@ -63,7 +64,7 @@ def make_batch(segment: Segment, reset_memory: bool) -> Batch:
     reset = np.full(segment.inputs.shape[0], reset_memory)
     if segment.inputs.shape != segment.targets.shape:  # with context
         reset = segment.starts.copy()
-        reset[:, 0] |= reset_memory & ~reset.any(axis=1)  # else the memory is ignored anyway
+        reset[:, 0] |= reset_memory & ~reset.any(axis=1)  # a row with a reset ignores memory anyway
     arrays = (segment.inputs, segment.targets, segment.weights)
     if segment.resets is None:
         return Batch(*arrays, reset)
@@ -77,11 +78,11 @@ def make_batch(segment: Segment, reset_memory: bool) -> Batch:
 def warm_up_batches(streams: Streams, n: int, rows: slice = slice(None)) -> list[Batch]:
     """Returns up to n tokens of text before each stream in ``rows``, as segments without scores.
 
-    They fill an empty memory as if each stream had begun n tokens earlier. For n = 5, T = 3 and
-    streams that begin at tokens 0, 4 and 8 of a text:
+    These segments fill an empty memory as if each stream had begun n tokens earlier. For n = 5,
+    T = 3 and streams that begin at tokens 0, 4 and 8 of a text:
 
         stream 0   . . .   . . .       nothing is before it
-        stream 1   . . 0   1 2 3       a point is padding; reset where text begins
+        stream 1   . . 0   1 2 3       a point is padding; reset is true where text begins
         stream 2   . 3 4   5 6 7
     """
     which = range(*rows.indices(streams.batch_size))

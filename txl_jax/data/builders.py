@@ -1,4 +1,4 @@
-"""The TFDS dataset ``txl_text`` of the corpora, which importing this module registers.
+"""Importing this module registers ``txl_text``, a TFDS dataset of the corpora.
 
 docs/own_data.md has an example. TensorFlow is not imported.
 """

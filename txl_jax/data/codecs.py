@@ -27,10 +27,10 @@ _WHITE_TO_SPACE = bytes.maketrans(string.whitespace.encode(), SPACE.encode() * 6
 
 
 def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False) -> Iterator[str]:
-    """Decodes blocks, which may end inside a character, and changes nothing else in them.
+    """Decodes blocks of UTF-8, which may end inside a character, without any other change.
 
-    Raises DataError for blocks that are not UTF-8. Unless ``any_character``, also for the character
-    U+0000 (NUL), which no text has, but which bytes of UTF-16 and UTF-32 give.
+    Raises DataError for blocks that are not UTF-8. Unless ``any_character``, it also refuses the
+    character U+0000 (NUL), which UTF-16 and UTF-32 have as bytes, and escape sequences of ISO 2022.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     read, start = 0, b""
@@ -60,7 +60,7 @@ def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False
 
 def how_to_convert(raw: bytes) -> str:
     """Returns the command that converts a text that is not UTF-8, for the end of a message."""
-    import charset_normalizer  # for an error only
+    import charset_normalizer  # only needed for an error
 
     if escape := iso_2022(raw):
         return f"by  iconv -f {escape[1]} -t UTF-8 FILE > NEW"
@@ -90,7 +90,7 @@ def _like(block: str | bytes) -> str:
 def as_bytes(block: str | bytes, where: str = "text", errors: str = "surrogateescape") -> bytes:
     """Encodes a block in UTF-8; restores bytes of a command line that were not UTF-8.
 
-    Raises DataError for another surrogate, or for any surrogate if ``errors`` is ``strict``.
+    Raises DataError for other surrogates, or, if ``errors`` is ``strict``, for all of them.
     """
     try:
         return block.encode("utf-8", errors) if isinstance(block, str) else block
@@ -115,7 +115,7 @@ def as_letters(block: str | bytes) -> bytes:
 
 
 def whole_words(blocks: Blocks, where: str = "text", end_last_line: bool = False) -> Iterator[str]:
-    """Yields parts that end after words; lines may end as in any text file of Python."""
+    """Yields parts of a text that end after words; CRLF and CR become line ends."""
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     kept, last = "", "\n"
     for block in decode_utf8(blocks, where):
@@ -146,7 +146,7 @@ class Codec:
     """The encoding of one kind of vocabulary; raises DataError for symbols that it cannot have."""
 
     required: ClassVar[tuple[str, ...]] = ()  # symbols that every vocabulary of this kind has
-    unit: Unit = "bpc"  # of a mean loss
+    unit: Unit = "bpc"  # the unit of a mean loss
     unknown: ClassVar[str | None] = None  # the symbol that may stand for unknown words
     lower_case = False  # whether text is put in lower case before it is encoded
 
@@ -192,7 +192,7 @@ class ByteCodec(Codec):
         self._ids[self._bytes] = np.arange(len(symbols))
 
     def encode_blocks(self, blocks, where, end_last_line):
-        """Raises UnknownSymbolError for a byte other than the newline that has no id."""
+        """Leaves out newlines without an id; UnknownSymbolError is raised for other such bytes."""
         position = 0
         for block in blocks:
             raw = as_bytes(block, where)
@@ -209,7 +209,7 @@ class ByteCodec(Codec):
             position += len(raw)
 
     def decode_bytes(self, ids):
-        """The bytes, exactly."""
+        """Returns the bytes of the ids, exactly."""
         return self._bytes[ids].tobytes()
 
 
@@ -220,7 +220,7 @@ class CharCodec(Codec):
         super().__init__(kind, symbols, tokenizer)
         if any(len(symbol) != 1 for symbol in symbols):
             raise DataError(f"a {kind} vocabulary's symbols must be single characters")
-        self._ids = np.full(0x110000, -1, np.int32)  # of every code point
+        self._ids = np.full(0x110000, -1, np.int32)  # the id of every code point
         self._ids[[ord(symbol) for symbol in symbols]] = np.arange(len(symbols))
 
     def encode_blocks(self, blocks, where, end_last_line):
@@ -241,7 +241,7 @@ class CharCodec(Codec):
             position, line = position + len(text), line + text.count("\n")
 
     def decode(self, ids):
-        """The characters."""
+        """Returns the characters of the ids as a text."""
         return "".join(self.symbols[i] for i in ids)
 
 
@@ -308,7 +308,7 @@ class WordCodec(Codec):
 
 
 class SentenceCodec(WordCodec):
-    """The encoding of lines as sentences of words between ``<S>``, with ``<UNK>`` if unknown."""
+    """The encoding of lines as sentences of words between ``<S>``; unknown words are ``<UNK>``."""
 
     required = (BOUNDARY, SENTENCE_UNK)
     unknown = SENTENCE_UNK
@@ -326,7 +326,7 @@ class SentenceCodec(WordCodec):
         for text in whole_words(blocks, where, end_last_line):
             ids = self._ids_of(text.replace("\n", f" {BOUNDARY} "))
             ends = np.flatnonzero(ids == boundary)
-            if BOUNDARY in text:  # as a word, which ends no sentence
+            if BOUNDARY in text:  # a word of the text that ends no sentence
                 sizes = [len(line.split()) + 1 for line in text.split("\n")[:-1]]
                 ends = np.cumsum(sizes, dtype=np.int64) - 1
             yield ids, ends
@@ -338,11 +338,11 @@ class SentenceCodec(WordCodec):
 
 
 class IdCodec(Codec):
-    r"""The encoding of ids of the user's own, written as their symbols between white space.
+    r"""The encoding of the user's own ids, written as their symbols between white space.
 
     A number that is no symbol is an id: ``C4 17`` is the id of the symbol ``C4``, and the id 17.
     White space in a symbol is written as in Python, ``\n`` or ``\x20``. If all symbols are single
-    characters and white space is among them, they are written as the text that they are.
+    characters and white space is among them, they are written as plain text.
     """
 
     unit = "ppl"
@@ -376,11 +376,11 @@ class IdCodec(Codec):
             yield np.array(ids, self.dtype)
 
     def decode(self, ids):
-        """Returns the symbols, joined by spaces, or the text that they are."""
+        """Returns the symbols, joined by spaces, or the plain text of which they are characters."""
         return ("" if self.is_text else " ").join(self._written[i] for i in ids)
 
 
 def _one_word(symbol: str) -> str:
-    """Returns a symbol with each white space in it written as in Python."""
+    """Returns a symbol with the white space in it written as Python's escape sequences."""
     written = lambda c: "\\x20" if c == " " else c.encode("unicode_escape").decode()
     return "".join(written(c) if c.isspace() else c for c in symbol)

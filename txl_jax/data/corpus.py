@@ -76,11 +76,11 @@ class Corpus:
         end of each line of words, or :class:`~txl_jax.Pieces`: the sentences of ``lm1b``,
         or documents.
       source_hash: the sha256 over the files of the text.
-      info: ``tokens`` (targets for sentences), ``bytes``, ``lines`` and ``words`` of each split;
-        whether the files are the ``published`` ones, and ``counts_as_published`` (``None`` if no
-        counts are published); a ``label`` for reports; whether the vocabulary is that of a model
-        (``foreign_vocab``); the version of ``python`` for ``stdlib``; and the ``protocol``, the
-        other settings that decided the tokens.
+      info: numbers of ``tokens`` (for sentences, of targets), ``bytes``, ``lines`` and ``words`` of
+        each split; whether the files are the ``published`` ones, and ``counts_as_published``
+        (``None`` if no counts are published); a ``label`` for reports; whether the vocabulary is
+        that of a model (``foreign_vocab``); the version of ``python`` for ``stdlib``; and the
+        ``protocol``, the other settings that decided the tokens.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Corpus:
 
 
 class DamagedError(DataError):
-    """A prepared corpus with a damaged file; ``fault`` names the file and the reason."""
+    """A file of a prepared corpus is damaged; ``fault`` names the file and the reason."""
 
     def __init__(self, folder: Path, path: Path, found: str):
         self.fault = f"{path} {found}: the prepared corpus is damaged"
@@ -151,7 +151,7 @@ def load_corpus(
 
 
 def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
-    """Loads a corpus, encoded with ``vocab`` or its own; raises DataError if this is impossible."""
+    """Loads a corpus, encoded with ``vocab`` or a vocabulary of its own, or raises DataError."""
     kind = _kind(data, vocab)
     if vocab is not None and vocab.kind != kind:
         raise DataError(
@@ -191,7 +191,7 @@ def _tokenizer_path(tokenizer: str, cache: Path) -> str:
 
 
 def _token_corpus(data: DataConfig, vocab: Vocab | None) -> Corpus:
-    """Returns the user's own arrays, of which nothing is copied, with ``vocab`` or their own."""
+    """Returns a corpus of the user's own arrays, with ``vocab`` or a vocabulary of their own."""
     found = tokens.find(data, data_folder(data.cache_dir))
     sizes = {split: len(flat_tokens(found.splits[split])) for split in SPLITS}
     if vocab is None:
@@ -218,7 +218,7 @@ def _token_corpus(data: DataConfig, vocab: Vocab | None) -> Corpus:
 def find_source(data: DataConfig, vocab: Vocab | None = None) -> Source:
     """Finds, downloads or unpacks the text of a ``data`` section, or raises DataError.
 
-    ``vocab`` is that of a model that reads the text.
+    ``vocab`` is the vocabulary of a model that reads the text.
     """
     if data.name == "tokens":
         raise DataError("data.name = 'tokens': has arrays of ids and no text")
@@ -237,17 +237,17 @@ def find_source(data: DataConfig, vocab: Vocab | None = None) -> Source:
     elif data.name == "text":
         source = text.find(data, kind, cache)
     elif data.name == "lm1b":
-        protocol: Any = data.protocol or "authors"  # the config refuses others than lm1b's
+        protocol: Any = data.protocol or "authors"  # the config allows only lm1b's protocols
         source = lm1b.find(data.path, cache, protocol)
     else:
         source = benchmarks.CORPORA[data.name, data.protocol].find(data.path, cache)
-    if kind != DEFAULT_VOCAB.get(data.name, "byte"):  # published counts are of the own tokens
+    if kind != DEFAULT_VOCAB.get(data.name, "byte"):  # counts are published for the default only
         source = dataclasses.replace(source, counts={})
     return source
 
 
 def _kind(data: DataConfig, vocab: Vocab | None) -> Kind:
-    own = vocab is not None and vocab.kind == "tokenizer"  # of a model, which keeps its content
+    own = vocab is not None and vocab.kind == "tokenizer"  # a model stores its own tokenizer
     if data.tokenizer or (own and data.name == "text" and data.vocab is None):
         return "tokenizer"
     return data.vocab or DEFAULT_VOCAB.get(data.name, "byte")
@@ -260,7 +260,7 @@ def _has_vocab(folder: Path, vocab: Vocab) -> bool:
     except FileNotFoundError:
         return False
     except ValueError:
-        return True  # damaged: _load finds it
+        return True  # the file is damaged; _load finds this
 
 
 def _remove_damaged(folder: Path, found: tuple[int, int], fault: str) -> None:

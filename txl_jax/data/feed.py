@@ -23,7 +23,7 @@ def training_batch(
     reset_every: int = 0,
     rows: slice = slice(None),
 ) -> Batch:
-    """Returns the batch of a training step for some streams, which depends on the step alone.
+    """Returns the batch of a training step for the streams ``rows``; it depends on the step alone.
 
     The memory is emptied at the first segment of an epoch with ``epoch_memory="reset"``, and at
     steps 0, n, 2n, .. with ``reset_every`` n > 0.
@@ -76,7 +76,7 @@ def batch_on_device(
     if sharding is None or sharding.is_fully_addressable:
         return _put(sharding)(read(slice(0, n_rows)))
 
-    bounds = lambda index: index[axis].indices(n_rows)[:2]  # of slices, one of each axis
+    bounds = lambda index: index[axis].indices(n_rows)[:2]  # an index has a slice for each axis
     index_map = sharding.addressable_devices_indices_map((1,) * axis + (n_rows,))
     local_rows = sorted({bounds(index) for index in index_map.values()})
     parts = [read(slice(*rows)) for rows in local_rows]
@@ -91,15 +91,15 @@ def batch_on_device(
 
 @functools.lru_cache(maxsize=8)
 def _put(sharding: jax.sharding.Sharding | None) -> Callable[[Any], Any]:
-    """Returns ``jax.device_put`` for a sharding, several times as fast for small arrays."""
+    """Returns a function that does ``jax.device_put``, several times as fast for small arrays."""
     return jax.jit(lambda batch: batch, in_shardings=sharding, out_shardings=sharding)
 
 
 def prefetch(items: Iterator[Any], size: int = 2, group: int = 1) -> Generator[Any, None, None]:
     """Yields the given items in order; a thread computes up to ``size`` groups in advance.
 
-    Small items come faster in larger groups. Errors are raised in order, too. Closing the generator
-    ends the thread.
+    Larger groups are faster if items are small. Errors are raised in order, too. Closing the
+    generator ends the thread.
     """
 
     def next_group() -> tuple[list[Any], BaseException | None]:

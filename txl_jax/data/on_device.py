@@ -31,7 +31,7 @@ class DeviceText(flax.struct.PyTreeNode):
     """The streams of a text; segments that are shorter than ``width``, T, are right padded."""
 
     tokens: jax.Array | np.ndarray  # int32 [B,n], one stream in each row
-    soft: SoftTargets | None = None  # [B,n,k], those of every token
+    soft: SoftTargets | None = None  # [B,n,k], the soft targets of every token
     width: int = flax.struct.field(pytree_node=False, default=0)
     context_len: int = flax.struct.field(pytree_node=False, default=0)
     begins: jax.Array | np.ndarray | None = None  # bool [B,n], where documents begin

@@ -1,7 +1,7 @@
 """The order in which the tokens of each row are read in an epoch, a function of (seed, epoch, row).
 
-In order, every epoch is the same. With partial shuffle (NVIDIA's code), each row begins each epoch
-at a random token of its text and wraps around:
+Without a shuffle, every epoch is the same. With partial shuffle (NVIDIA's code), each row begins
+each epoch at a random token of its text and wraps around:
 
     stream 0   0 1 2 3 4       epoch e, shift 3:   3 4 0 1 2      inputs   3 4   0 1
                                                                   targets  4 0   1 2
@@ -27,19 +27,19 @@ _KEPT = 2  # shuffled shards of each row: the one being read, and the one before
 
 
 class InOrder:
-    """Each row from its first token to its last one."""
+    """Reads each row from its first token to its last one."""
 
     def shift(self, epoch: int, row: int) -> int:
-        """Returns the place in a row's text at which the row begins an epoch, from 0."""
+        """Returns the position in a row's text at which the row begins an epoch, from 0."""
         return 0
 
     def places(self, epoch: int, rows: range, place: np.ndarray) -> np.ndarray:
-        """Returns the places in the texts of R rows that are read as ``place`` [W]: int [R,W]."""
+        """Returns where in R rows' texts an epoch's tokens number ``place`` [W] are: int [R,W]."""
         return place
 
 
 class Rolled(InOrder):
-    """Each row from a random token on, and around; ``size`` is the number of tokens of a row."""
+    """Reads each row from a random token on and wraps around; a row has ``size`` tokens."""
 
     def __init__(self, size: int, seed: int):
         self._size, self._seed = size, seed
@@ -55,7 +55,7 @@ class Rolled(InOrder):
 
 
 class ShuffledSentences(InOrder):
-    """The whole sentences of each row in another order in each epoch."""
+    """Reads the sentences of each row in a new random order in each epoch."""
 
     def __init__(self, sentences: Pieces, batch_size: int, seed: int):
         self._sentences, self._seed = sentences, seed
@@ -85,16 +85,16 @@ class ShuffledSentences(InOrder):
         return found
 
     def _draw_order(self, epoch: int, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draws the order of a row's shards; also returns where each begins, and where it ends.
+        """Draws the order of a row's shards; also returns where each shard begins and ends.
 
-        A shard begins at a place in the row's text, and ends at a place in the order of the epoch.
+        The begin is a position in the row's text, the end one in the order of the epoch.
         """
         edges = self._sentences.edges(self._edges[row])
         order = self._rng(epoch, row, 0).permutation(len(edges) - 1)
         return order, edges[order] - edges[0], np.cumsum(np.diff(edges)[order])
 
     def _shuffle_shard(self, epoch: int, row: int, shard: int) -> np.ndarray:
-        """Returns the places in a shard's text in the order of an epoch, int32 [n]."""
+        """Returns the positions in a shard's text in the order of an epoch, int32 [n]."""
         first, last = self._edges[row][shard : shard + 2]
         starts = self._sentences.edges(np.arange(first, last + 1))
         order = self._rng(epoch, row, shard + 1).permutation(last - first)

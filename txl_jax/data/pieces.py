@@ -1,14 +1,14 @@
 """Pieces of a token array: the documents of a text, or its sentences.
 
 A document is a song, a protein, an episode or an article. Memory is reset where one begins, so no
-query attends across a boundary. No target crosses one either: the first token of a document is an
-input only. For starts 0, 4 and 6:
+query attends across a boundary. No target crosses a boundary either: the first token of a document
+is an input only. For starts 0, 4 and 6:
 
     inputs     5 6 7 8 | 2 3 | 4 4 4
     targets    6 7 8 . | 3 . | 4 4            a point has weight 0
 
-A separator ends a document as a target, and begins the next one as an input (``shared``). So every
-token is a target. For the separator 0:
+A separator ends a document as a target, and begins the next document as an input (``shared``). So
+every token but the first is a target. For the separator 0:
 
     inputs     0 5 6 | 0 2 3 | 0 4            starts 0, 3 and 6
     targets    5 6 0 | 2 3 0 | 4 0
@@ -17,7 +17,7 @@ Sentences (One Billion Word) share the ``<S>`` between them, and memory is carri
 next. In TF's stream (protocol ``double``) there are two ``<S>`` between sentences, and a sentence
 is ``<S> it rained <S> <S>``.
 
-    <S> the cat sat <S> it rained <S> yes <S>        7 words, 3 sentences, 10 targets
+    <S> the cat sat <S> it rained <S> yes <S>        6 words, 3 sentences, 9 targets
 """
 
 import functools
@@ -31,7 +31,7 @@ from txl_jax.data.symbols import chunks
 from txl_jax.standard_streams import say
 
 STARTS = ".starts.npy"
-"""The end of the name of a file that has the positions where documents begin."""
+"""The suffix of a file that has the positions where documents begin."""
 
 
 class Pieces(Sequence[np.ndarray]):
@@ -53,8 +53,8 @@ class Pieces(Sequence[np.ndarray]):
       ids: 1-D ids of all pieces, perhaps memory-mapped.
       starts: int64 [n], the position where each piece begins, from 0 on.
       shared: whether the first token of a piece is also the last target of the one before it.
-      kind: ``documents``, or ``sentences``, which are shared and between which memory is carried.
-        ``tokens`` is a plain text, which is one piece.
+      kind: ``documents``, ``sentences`` (shared, and memory is carried from one to the next), or
+        ``tokens``, a plain text, which is one piece.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class Pieces(Sequence[np.ndarray]):
 
     @property
     def n_targets(self) -> int:
-        """The number of targets: all tokens but the first ones of pieces, unless shared."""
+        """The number of targets: all tokens but the first of each piece, or of all if shared."""
         return len(self.ids) - (1 if self.shared else len(self))
 
     def edges(self, index: np.ndarray) -> np.ndarray:
         """Returns the positions where pieces begin; for n, where the last one ends: int64 [...].
 
-        The last ``<S>`` of a text begins no sentence, and belongs to none.
+        The last ``<S>`` of a text begins no sentence, so the last sentence ends before it.
         """
         end = len(self.ids) - (self.kind == "sentences")
         return np.where(index < len(self), self.starts.take(index, mode="clip"), end)
@@ -122,7 +122,7 @@ Split = np.ndarray | Pieces
 
 
 def as_pieces(split: Split, name: str = "tokens") -> Pieces:
-    """Returns a split as pieces; a plain text is one. Raises DataError unless ids are integers."""
+    """Returns a split as pieces (a plain text is one); raises DataError unless ids are integers."""
     if not isinstance(split, Pieces):
         split = Pieces(np.asanyarray(split), np.zeros(1, np.int64), True, "tokens")
     ids = split.ids
@@ -132,7 +132,7 @@ def as_pieces(split: Split, name: str = "tokens") -> Pieces:
 
 
 def as_positions(positions: Any, name: str) -> np.ndarray:
-    """Returns 1-D integers of any type as int64; raises DataError for another array."""
+    """Returns 1-D integers of any type as int64; raises DataError for any other array."""
     array = np.asanyarray(positions)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or not array.size):
         raise DataError(f"{name} has shape {array.shape} and type {array.dtype}: must be integers")
@@ -140,7 +140,7 @@ def as_positions(positions: Any, name: str) -> np.ndarray:
 
 
 def flat_tokens(split: Split) -> np.ndarray:
-    """Returns all ids of a split in order, 1-D; all but the first are targets, if not documents."""
+    """Returns all ids of a split in order, 1-D; in a plain text, all but the first are targets."""
     return as_pieces(split).ids
 
 
@@ -162,9 +162,9 @@ def _note_running_text() -> None:
 
 
 def separated(tokens: np.ndarray, separator: int, where: str) -> Pieces:
-    """Returns the documents between separators in tokens [N]; DataError if there is no separator.
+    """Returns the documents between separators in tokens [N]; raises DataError if none occurs.
 
-    A separator at the end of all begins no document.
+    A separator at the end of the tokens begins no document.
     """
     found = [start + np.flatnonzero(part == separator) for start, part in chunks(tokens)]
     ends = np.concatenate(found).astype(np.int64)
@@ -175,7 +175,7 @@ def separated(tokens: np.ndarray, separator: int, where: str) -> Pieces:
 
 
 def ended_at(ids: np.ndarray, ends: np.ndarray) -> Pieces:
-    """Returns the documents that end at positions in ids, with a token that they share each."""
+    """Returns documents that end at the positions ``ends``, whose tokens also begin the next."""
     starts = ends[(ends > 0) & (ends < len(ids) - 1)]
     return Pieces(ids, np.insert(starts, 0, 0), shared=True)
 
@@ -190,7 +190,7 @@ def separator_ends(ids: np.ndarray, separator: np.ndarray) -> np.ndarray:
 
 
 def check_starts(starts: np.ndarray, n_tokens: int, where: str) -> None:
-    """Raises DataError unless starts are integers [n] that rise from 0, of two tokens or more."""
+    """Raises DataError unless starts are integers [n] that increase from 0, by two or more."""
     if starts.ndim != 1 or not np.issubdtype(starts.dtype, np.integer) or not len(starts):
         fault = f"has shape {starts.shape} and type {starts.dtype}"
         raise DataError(f"{where}: {fault}; starts of documents must be 1-D integers")
@@ -211,11 +211,11 @@ def check_starts(starts: np.ndarray, n_tokens: int, where: str) -> None:
 def split_edges(
     starts: np.ndarray, total: int, valid_fraction: float, test_fraction: float, where: str
 ) -> list[int]:
-    """Returns the first documents of train, valid and test, nearest to the fractions, and n.
+    """Returns the indices of the first documents of train, valid and test, and n.
 
-    ``starts`` [n] are the positions of the documents in a text of length ``total``. Every split
-    with a fraction above 0 gets at least one document, and another one none. Raises DataError for
-    too few documents.
+    ``starts`` [n] are the positions of the documents in a text of length ``total``, which is cut as
+    near to the fractions as possible. Every split with a fraction above 0 gets at least one
+    document, and any other split none. Raises DataError for too few documents.
     """
     n, cut = len(starts), [fraction > 0 for fraction in (valid_fraction, test_fraction)]
     if n < (least := 1 + sum(cut)):

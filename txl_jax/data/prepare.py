@@ -1,8 +1,8 @@
 """Prepares the text of a source as a vocabulary and token files.
 
 The tokens are in ``train.npy``, …. For sentences, ``train.offsets.npy``, … have the positions where
-each sentence begins and the last one ends. The counts are compared with the published ones. What
-is found in the text is kept in ``corpus.json``, so that each run can say it.
+each sentence begins and the last one ends. The counts are compared with the published ones. They
+and notes on the text are kept in ``corpus.json``, so that each run can print them.
 """
 
 import codecs
@@ -32,7 +32,8 @@ def prepare(
 ) -> None:
     """Prepares the corpus of a source in ``folder`` unless it exists, or raises DataError.
 
-    ``identity`` is written to ``corpus.json``. ``vocab``, or else its own one, encodes the text.
+    ``identity`` is written to ``corpus.json``. The text is encoded with ``vocab``, or, if this is
+    ``None``, with a vocabulary of its own.
     """
 
     def fill(unfinished: Path) -> None:
@@ -43,7 +44,7 @@ def prepare(
                     check_utf8(source.files.values())
                 record = _write(source, kind, unfinished, vocab)
             except DataError:
-                _check_unchanged(source, identity["source_hash"])  # a change is the real reason
+                _check_unchanged(source, identity["source_hash"])  # a changed text is the cause
                 raise
             _check_unchanged(source, identity["source_hash"])
             (unfinished / "corpus.json").write_text(json.dumps({**identity, **record}, indent=1))
@@ -88,7 +89,7 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
             documents = source.documents(split, text)
             n, left_out, kept = _write_documents(source, documents, vocab, where, path)
             found["short"][split] = left_out
-            if source.separator is None:  # each is a text of its own
+            if source.separator is None:  # counts only the documents that are kept
                 of_text = dict(kept)
         elif kind == "sentence":
             n = _write_sentences(text, vocab, where, path, source.protocol["protocol"] == "double")
@@ -153,7 +154,7 @@ def _vocab(kind: Kind, source: Source, texts: list[Iterator[bytes]]) -> Vocab:
 
 
 def _wrong_counts(source: Source, found: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Returns the counts that are not as published; DataError if the files are published ones."""
+    """Returns the counts that are not as published; raises DataError if the files are published."""
     wrong = []
     for (what, split), expected in source.counts.items():
         n = found[what][split]
@@ -172,10 +173,10 @@ def _write_documents(
 ) -> tuple[int, int, collections.Counter[str]]:
     """Writes the ids of documents and where each begins.
 
-    Returns the number of tokens, that of the documents that are left out, and the counts of the
-    others (:func:`_counted`). Without a separator, documents of fewer than two tokens are left out,
-    because they have no target. The last token of a separator begins the next document
-    (:mod:`txl_jax.data.pieces`).
+    Returns the number of tokens, the number of documents that are left out, and the counts
+    (:func:`_counted`) of the other documents. Without a separator, documents of fewer than two
+    tokens are left out, because they have no target. The last token of a separator begins the next
+    document (:mod:`txl_jax.data.pieces`).
     """
     starts, ended, mark, short = list[int](), [False], source.separator, [0]
     kept = collections.Counter[str]()
@@ -217,7 +218,7 @@ def _write_documents(
 def _write_sentences(
     blocks: Iterable[bytes], vocab: Vocab, where: str, path: Path, double: bool
 ) -> int:
-    """Writes the ids of sentences and their first positions; returns the number of targets."""
+    """Writes the ids of sentences and where each begins; returns the number of targets."""
     starts: list[np.ndarray] = []
 
     def ids() -> Iterator[np.ndarray]:
@@ -241,8 +242,9 @@ def double_boundaries(
         <S> the cat <S> it rained <S>           <S> the cat <S> <S> it rained <S> <S>
          ^           ^             ^     ──▶     ^               ^                 ^
 
-    TF's own text ends one ``<S>`` earlier. Here all sentences have the same form, so that they can
-    be put in any order. ``parts`` is the result of :meth:`Vocab.encode_sentences`.
+    In the TensorFlow code, the text has one ``<S>`` fewer at its end. Here all sentences have the
+    same form, so that they can be put in any order. ``parts`` is the result of
+    :meth:`Vocab.encode_sentences`.
     """
     first = True
     for ids, boundaries in parts:
@@ -268,7 +270,7 @@ def _counted(blocks: Iterable[bytes], counts: dict[str, int]) -> Iterator[bytes]
 
 
 def _utf8_checked(blocks: Iterable[bytes], split: str, found: dict[str, Any]) -> Iterator[bytes]:
-    """Yields the blocks; the first byte of all that is not UTF-8 goes to ``found["not_utf8"]``."""
+    """Yields the blocks, and records the first byte that is not UTF-8 in ``found["not_utf8"]``."""
     decoder, read = codecs.getincrementaldecoder("utf-8")(), 0
     for block in blocks:
         if not found["not_utf8"]:

@@ -1,4 +1,4 @@
-"""Lays a text out as the rows of a batch: each is a range of one array of ids.
+"""Lays a text out as the rows of a batch: each row is a range of one array of ids.
 
     tokens   0 1 2 3 4 5 6 7 8 9        N = 10, so 9 targets: 1..9;  B = 2, T = 2
 
@@ -16,10 +16,11 @@
     As in the published code, the remainder of the tokens is dropped, and so is the target that
     would cross from one stream into the next (5 here).
 
-Documents and sentences are laid out as rows of whole ones with about the same number of tokens. In
-training, documents are cut as a plain text is, and memory is reset where a row begins too. With
-``drop_remainder``, sentences are laid out as in the authors' code: each row takes the next sentence
-when it needs one, and the pass ends with the last segment that is full in all rows.
+Documents and sentences are not cut: each row has whole ones, and all rows have about the same
+number of tokens. But in training, documents are cut like a plain text, and memory is also reset
+where a row begins. With ``drop_remainder``, sentences are laid out as in the authors' code: each
+row takes the next sentence when it needs one, and the pass ends with the last segment that is full
+in all rows.
 """
 
 import contextlib
@@ -124,11 +125,11 @@ def _even_rows(pieces: Pieces, batch_size: int, drop_remainder: bool) -> Rows:
 
 
 def _whole_rows(pieces: Pieces, batch_size: int) -> Rows:
-    """Each row begins with a piece. If there are fewer documents than rows, some are empty."""
+    """Returns rows that begin with a piece; if there are too few documents, some rows are empty."""
     edges = pieces.edges(row_bounds(pieces, batch_size))
     stops = np.minimum(edges[1:], len(pieces.ids) - 1) if pieces.shared else edges[1:] - 1
     ends = np.maximum(stops - edges[:-1], 0)
-    if pieces.kind == "documents":  # losses do not depend on the number of rows
+    if pieces.kind == "documents":  # no past, so losses do not depend on the number of rows
         return Rows(pieces.ids, edges[:-1], ends, pieces, has_past=False)
     return Rows(pieces.ids, edges[:-1], ends)
 
@@ -140,7 +141,7 @@ def row_bounds(pieces: Pieces, batch_size: int) -> np.ndarray:
     after = np.clip(np.searchsorted(pieces.starts, even), 1, n)
     nearer_before = even - pieces.edges(after - 1) < pieces.edges(after) - even
     bounds = np.where(nearer_before, after - 1, after)
-    if pieces.kind == "sentences":  # each row has one
+    if pieces.kind == "sentences":  # each row gets at least one
         bounds = np.maximum.accumulate(bounds - rows) + rows
         bounds = np.minimum(bounds, n - batch_size + rows)
     bounds[0], bounds[-1] = 0, n
@@ -148,11 +149,11 @@ def row_bounds(pieces: Pieces, batch_size: int) -> np.ndarray:
 
 
 def _rows_in_turn(sentences: Pieces, batch_size: int, seg_len: int) -> Rows:
-    """Each row takes the next sentence when it needs one; all rows are then in memory."""
+    """Returns rows that take the next sentence when they need one; copies all ids to memory."""
     rows: list[list[np.ndarray]] = [[] for _ in range(batch_size)]
     filled, following = [0] * batch_size, iter(sentences)
     with contextlib.suppress(StopIteration):
-        for full in itertools.count(0, seg_len):  # targets in every row
+        for full in itertools.count(0, seg_len):  # the number of targets that every row has
             for row in range(batch_size):
                 while filled[row] < full + seg_len:
                     rows[row].append(next(following)[:-1])

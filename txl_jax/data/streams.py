@@ -5,8 +5,8 @@ only state. A model without memory reads the last C = ``context_len`` tokens of 
 For C = 3, T = 2 and a stream 0 1 2 3 4 with 4 targets:
 
                  context   segment
-      segment 0    . . .     0 1      starts at 3 of 5
-      segment 1    . 0 1     2 3      starts at 1
+      segment 0    . . .     0 1      the stream starts at index 3
+      segment 1    . 0 1     2 3      the stream starts at index 1
 
 With fixed segments, the gradient of some tokens' loss never reaches far back. Merity et al. 2018
 (variable length backpropagation) therefore draw a length for each segment. The limits of the
@@ -62,7 +62,7 @@ class Segment:
       starts: bool [B, C+T], True at the first token of a stream; the argument ``reset`` of a model.
       first: True for the first segment of a pass, which must be read with an empty memory.
       resets: bool [B, C+T], True where a document begins; ``None`` without documents.
-      lengths: int32 [B], the real inputs of each row; ``None`` without documents.
+      lengths: int32 [B], the number of real inputs of each row; ``None`` without documents.
     """
 
     inputs: np.ndarray
@@ -86,7 +86,8 @@ def _segment(
 ) -> Segment:
     """Returns a segment of the tokens at ``start - C`` .. ``start + T``, [B, C+T+1].
 
-    Only ``real`` [B] targets are used. ``begins`` [B, C+T+1] is True where a document begins.
+    ``real`` [B] is the number of targets of each row; the rest is padding. ``begins`` [B, C+T+1] is
+    True where a document begins.
     """
     c, first = context_len, max(context_len - start, 0)
     column = np.arange(tokens.shape[1] - 1)
@@ -108,7 +109,7 @@ class Streams:
     def __init__(
         self, rows: Rows, seg_len: int, context_len: int = 0, order: InOrder | None = None
     ):
-        """Takes the rows, and the order of their tokens in each epoch if it is not theirs."""
+        """Stores the rows; ``order`` decides in which order an epoch reads each row's tokens."""
         mapped = isinstance(rows.ids, np.memmap)  # read faster as a plain array
         self._ids = rows.ids.view(np.ndarray) if mapped else rows.ids
         self.rows, self.order = rows, order or InOrder()
@@ -230,7 +231,7 @@ def ordered_streams(
     ``name`` and ``key``, the setting of the batch size, are for errors.
 
     Ids must be below ``vocab_size``, V, if it is given. Raises DataError if arguments or ids are
-    out of range or tokens too few.
+    out of range, or if there are too few tokens.
     """
     b, t, c = _sizes(batch_size, seg_len, context_len)
     pieces = as_pieces(split, name or "tokens")

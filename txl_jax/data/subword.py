@@ -55,12 +55,12 @@ class SubwordCodec(TokenizerCodec):
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids):
-        """The bytes, exactly."""
+        """Returns the bytes of the ids, exactly."""
         return b"".join(self._bytes[i] for i in ids)
 
 
 def tokenizer_symbols(tokenizer: Mapping[str, Any]) -> list[str]:
-    """Returns a byte-level tokenizer's symbols in id order; raises DataError for another one."""
+    """Returns a byte-level tokenizer's symbols in id order; raises DataError for any other."""
     try:
         ids = tokenizer["model"]["vocab"]
         tokens = sorted(ids, key=ids.__getitem__)

@@ -10,7 +10,7 @@ from txl_jax.data.errors import DataError
 
 Kind = Literal["byte", "char", "letter", "word", "sentence", "subword", "tokenizer", "id"]
 
-EOS = "<eos>"  # a line's end among words; id 0 of words counted here
+EOS = "<eos>"  # a line's end among words; id 0 if this program counts the words
 UNK = "<unk>"  # unknown words, if the counted text has this symbol
 BOUNDARY = "<S>"  # between two sentences: the first one's end and the next one's start
 SENTENCE_UNK = "<UNK>"  # unknown words in sentences
@@ -65,7 +65,7 @@ def scan_ids(tokens: np.ndarray, vocab_size: int) -> tuple[int, int | None]:
 def chunks(tokens: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Yields the parts of a 1-D array, each with the index of its first token.
 
-    Of a memory-mapped file, only one part at a time counts as memory of this process.
+    If the array is memory-mapped, only one part at a time is resident in this process's memory.
     """
     mapped = getattr(tokens, "_mmap", None)
     for start in range(0, len(tokens), CHUNK):

@@ -1,4 +1,4 @@
-"""Tokens of a ``tokenizer.json``, the file of Hugging Face's ``tokenizers``.
+"""Encodes text as the tokens of a ``tokenizer.json``, the file of Hugging Face's ``tokenizers``.
 
 A text is encoded line by line, without the special tokens that a tokenizer adds around a text. A
 special token that is written in the text is one token. Truncation and padding are turned off.
@@ -92,7 +92,7 @@ def read_tokenizer(path: Path) -> tuple[list[str], dict[str, Any]]:
 def whole_lines(blocks: Iterable[bytes | str], where: str = "text") -> Iterator[list[str]]:
     """Yields lists of lines with their ends; lines longer than LONGEST characters are cut."""
     kept = ""
-    for text in decode_utf8(blocks, where, any_character=True):  # which all have tokens
+    for text in decode_utf8(blocks, where, any_character=True):  # every character has tokens
         *ended, kept = (kept + text).split("\n")
         parts = [part for line in ended for part in _parts(line + "\n")]
         *whole, kept = _parts(kept) or [""]

@@ -61,7 +61,7 @@ class Vocab:
         symbol, times = collections.Counter(self.symbols).most_common(1)[0]
         if times > 1:
             raise DataError(f"{self.kind} vocabulary: the symbol {symbol!r} occurs twice")
-        _ = self._codec  # which checks its symbols
+        _ = self._codec  # its constructor checks the symbols
 
     @classmethod
     def from_symbols(cls, symbols: Iterable[str]) -> "Vocab":
@@ -100,7 +100,7 @@ class Vocab:
 
     @classmethod
     def from_lines(cls, path: str | os.PathLike) -> "Vocab":
-        """Reads the first fields of lines as a sentence vocabulary; raises DataError for others."""
+        """Reads the first field of each line as a sentence vocabulary, or raises DataError."""
         path = expanded_text(path, "path")
         try:
             text = io.StringIO(decode_text(Path(path).read_bytes()), newline=None)
@@ -137,7 +137,7 @@ class Vocab:
 
     @classmethod
     def from_tokenizer(cls, path: str | os.PathLike) -> "Vocab":
-        """Returns the vocabulary of a ``tokenizer.json``; raises DataError for another file."""
+        """Returns the vocabulary of a ``tokenizer.json``; raises DataError for any other file."""
         return cls("tokenizer", *tokenizer.read_tokenizer(Path(expanded_text(path, "path"))))
 
     @classmethod
@@ -186,7 +186,8 @@ class Vocab:
     def encode(self, text: str | bytes) -> np.ndarray:
         """Encodes a text as 1-D ids of :attr:`dtype`; raises DataError for a symbol without an id.
 
-        A line end becomes ``<eos>`` for words and ``<S>`` for sentences, which begin with one too.
+        A line end becomes ``<eos>`` for words, and ``<S>`` for sentences. For sentences, the ids
+        also begin with ``<S>``.
         """
         if isinstance(text, bytearray | memoryview):
             text = bytes(text)
@@ -208,7 +209,7 @@ class Vocab:
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields arrays of ids of sentences, and the positions of the boundaries in each array.
 
-        The first array is the ``<S>`` before all sentences. A word ``<S>`` is no boundary.
+        The first array is the ``<S>`` before all sentences. ``<S>`` in the text is no boundary.
         """
         assert isinstance(self._codec, codecs.SentenceCodec)
         return self._codec.encode_sentences(blocks, where, end_last_line)
@@ -264,7 +265,7 @@ def texts_of(value: Any, name: str) -> list[Text]:
     """Returns a text or several, each of which is text, bytes or ids, as a list of texts and ids.
 
     An array or a list of integers is one text. Bytes that are not UTF-8 become ``surrogateescape``.
-    DataError names ``name`` and the type of a value that is neither.
+    Raises DataError, with ``name`` and the type, for any other value.
     """
     if isinstance(value, Iterator):
         value = list(value)
@@ -281,7 +282,7 @@ def _text_of(value: Any, name: str) -> Text:
     if isinstance(value, str):
         return value
     if isinstance(value, bytes | bytearray | memoryview):
-        without_mark = bytes(value).removeprefix("\ufeff".encode())  # a file's mark is left out too
+        without_mark = bytes(value).removeprefix("\ufeff".encode())  # as when a file is read
         return without_mark.decode("utf-8", "surrogateescape")
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return np.asarray(value)
@@ -342,7 +343,7 @@ def encode_prompts(
 
 
 def separator_ids(vocab: Vocab, separator: str | None) -> np.ndarray:
-    """Returns the ids of ``data.document_separator``, integers [k]; k is 0 without one."""
+    """Returns the ids of ``data.document_separator``, integers [k]; k is 0 for ``None``."""
     if separator is None:
         return np.zeros(0, vocab.dtype)
     return encode_text(vocab, separator, "data.document_separator")

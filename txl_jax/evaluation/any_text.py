@@ -69,7 +69,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
         if (end := os.path.splitext(name)[1].lower()) in READERS:
             fix = "write their texts into a text file, or end its name in .txt to score it as it is"
             raise ConfigError(f"config key score.path = {name!r}: has records ({end}); {fix}")
-        asked = trained.config.data.vocab == "byte"  # and not only by default
+        asked = trained.config.data.vocab == "byte"  # bytes by setting, not by default
         text = _text(c.path, any_bytes=trained.vocab.kind == "byte", binary=asked)
         lines = io.StringIO(text, newline="\n").readlines()  # no splits at form feeds
         other = f"{argument('config.score.path', 'FILE')}, or give a text on standard input"
@@ -262,8 +262,8 @@ def _context_len(cfg: TransformerXLConfig, c: ScoreConfig) -> int:
 def line_record(vocab: Vocab, n: int, line: LineScore, c: ScoreConfig) -> dict[str, Any]:
     """Returns the JSON object of a line: token counts, loss in nats, mean loss, and token losses.
 
-    The line end is left out of its text, and is among its tokens. Bytes that are not UTF-8 become
-    ``\\xNN``.
+    The line end is among the tokens of the line, but not in its text. Bytes that are not UTF-8
+    become ``\\xNN``.
     """
     raw = line.text.removesuffix("\n").removesuffix("\r").encode("utf-8", "surrogateescape")
     row: dict[str, Any] = {"line": n, "text": raw.decode("utf-8", "backslashreplace")}

@@ -49,8 +49,9 @@ class Score:
 class EvaluationBatches:
     """The segments of B streams under a protocol, padded with empty rows for all devices.
 
-    ``rows`` is B, rounded up to a multiple of the number of devices that share them. ``warm_up`` is
-    the number of segments before the first scored one. ``scored`` is the number of scored segments.
+    ``rows`` is B, rounded up to a multiple of the number of devices that rows are split over.
+    ``warm_up`` is the number of segments before the first scored one, and ``scored`` the number of
+    scored segments.
     """
 
     def __init__(self, streams: Streams, protocol: ProtocolConfig, shardings: Shardings):
@@ -111,10 +112,10 @@ class Evaluator:
       protocol: the evaluation protocol.
       tokens: a 1-D integer array, sentences or documents. DataError is raised if there are too few
         tokens for the streams, or if an id is out of range.
-      mesh: the devices that share the streams. Their number need not divide the batch size.
+      mesh: the devices that streams are split over. Their number need not divide the batch size.
       name: the name of the split, for error messages.
       training: the training split, which dynamic evaluation ``rms`` needs for its statistics.
-      work: its name and advice where the devices have too little memory.
+      work: the name and the advice of the error if the devices have too little memory.
     """
 
     def __init__(
@@ -217,7 +218,7 @@ class Evaluator:
         return found
 
     def _matrices(self, params: Params) -> Params:
-        """Casts matrices once for all segments, unless float32 ones are learnt or scaled."""
+        """Casts matrices once for all segments, unless they are learnt or scaled in float32."""
         c = self.model.cfg
         learnt = self.protocol.dynamic.rule != "none"
         return params if learnt or c.pre_lnorm else in_compute_dtype(c, params)
@@ -259,7 +260,7 @@ class Evaluator:
 
     def _init_mems(self) -> Memory:
         mems = self.model.init_mems(self.batches.rows, self.protocol.mem_len)
-        if self.protocol.first_memory == "zeros":  # zeros count as real states, like the authors'
+        if self.protocol.first_memory == "zeros":  # real states, as in the authors' code
             return mems.replace(filled=jnp.full_like(mems.filled, mems.mem_len))
         return mems
 
@@ -280,7 +281,7 @@ def _programs(
 ) -> _Programs:
     """Returns the programs of all evaluators with these settings, so that each compiles once.
 
-    They hold no parameters and no text. ``own_temperature`` means that logits are not divided.
+    They hold no parameters and no text. ``own_temperature``: temperature 1, no division of logits.
     """
     model, place = TransformerXL(cfg, mesh), Shardings(mesh)
     rows, mems, whole = place.rows(), memory_shardings(place), place.replicated()

@@ -68,7 +68,7 @@ def describe(protocol: ProtocolConfig, model: TransformerXLConfig, mesh: Mesh | 
         parts.append(f"warm start {protocol.warm_start}")
     if c.same_length:
         parts.append(f"window {c.same_length}")
-    if c.clamp_len > 0 and c.segment_limit is None:  # its positions are a table
+    if c.clamp_len > 0 and c.segment_limit is None:  # absolute_per_layer has no clamp
         parts.append(f"clamp {c.clamp_len}")
     if protocol.temperature != 1:
         parts.append(f"temperature {protocol.temperature:g}")
@@ -103,7 +103,7 @@ def _limit(protocol: ProtocolConfig) -> list[str]:
 
 
 def compared_protocols(protocol: ProtocolConfig) -> list[tuple[str, ProtocolConfig]]:
-    """Returns names and protocols: the given one, the static one, one without memory and context.
+    """Returns names and protocols: as given, not dynamic, and without memory and context.
 
     Protocols that are equal to an earlier one are left out.
     """

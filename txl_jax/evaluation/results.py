@@ -47,7 +47,7 @@ class SplitScore:
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
 class Evaluation(SplitScore):
-    """The score of a split under the protocol of the settings, and the scores beside it.
+    """The score of a split under the protocol of the settings, and other scores for comparison.
 
     ``str()`` gives the table that ``--mode=evaluate`` prints.
 

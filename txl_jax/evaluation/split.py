@@ -30,8 +30,8 @@ from txl_jax.units import UNIT_NAMES, in_unit
 def write_evaluation(result: Evaluation, workdir: str) -> None:
     """Prints a result, writes ``evaluation.json`` and adds it to ``evaluations.jsonl``.
 
-    A result that differs from the last one there in seconds only is not added again: the command
-    that completes an interrupted run evaluates it again.
+    A result that differs from the last one in that file only in seconds is not added again: the
+    command that completes an interrupted run evaluates it again.
     """
     if is_process_zero():
         print(result, file=stdout(), flush=True)

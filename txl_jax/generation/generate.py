@@ -68,7 +68,7 @@ class _Draws(NamedTuple):
 
     seed: Any  # uint32 []
     samples: Any  # the numbers of the rows, int32 [B]
-    positions: Any  # of the next tokens after the prompt, int32 [n]
+    positions: Any  # indices of the next tokens after the prompt, int32 [n]
 
     def keys(self, n: Any) -> jax.Array:
         """Returns the keys of token n of each row, [B]."""
@@ -103,15 +103,15 @@ def generate(
     without memory reads the last M tokens again for each new token. A model with
     ``absolute_per_layer`` reads at most as many tokens as it has positions.
 
-    The settings of sampling are arguments of the compiled programs. Rows are added up to one of a
-    few numbers (:func:`~txl_jax.parallel.compile_cache.compiled_rows`). So a call with another
-    seed, length, prompt or setting of sampling compiles nothing.
+    The settings of sampling are arguments of the compiled programs, and rows are padded to one of
+    a few numbers of rows (:func:`~txl_jax.parallel.compile_cache.compiled_rows`). So a call with
+    another seed, length, prompt or setting of sampling compiles nothing.
 
     Args:
       cfg, params: the configuration and the parameters of the model.
       prompts: B arrays of token ids. Each has at least one token, and lengths may differ.
       c: the length, the memory length M, the sampling settings and the seed.
-      grammar: the tokens that may follow each token, or ``None`` if all tokens may follow.
+      grammar: an automaton that decides which tokens may follow, or ``None`` to allow all.
       samples: [B], numbers that distinguish rows with the same prompt. The draws of a row depend
         only on this number, the seed and the token's position. ``None`` means 0 for all rows.
 
@@ -143,10 +143,10 @@ def generate(
 
 
 class _Programs(NamedTuple):
-    cast: Checked  # parameters to the compute dtype, once for all tokens
-    extend: Checked  # texts by up to 64 tokens
-    read: Checked  # prompts, into memory
-    project: Checked  # memory to a cache
+    cast: Checked  # casts parameters to the compute dtype, once for all tokens
+    extend: Checked  # extends texts by up to 64 tokens
+    read: Checked  # reads prompts into memory
+    project: Checked  # projects memory to a cache
 
 
 @functools.lru_cache(maxsize=8)
@@ -172,7 +172,7 @@ def _programs(cfg: TransformerXLConfig, mesh: Mesh | None = None) -> _Programs:
 def lower_programs(
     cfg: TransformerXLConfig, c: GenerateConfig, grammar: Automaton | None, mesh: Mesh
 ) -> dict[str, Callable[[], jax.stages.Lowered]]:
-    """Returns functions that lower the programs of one prompt, for the one device of a mesh."""
+    """Returns functions that lower the programs of one prompt, for a mesh of one device."""
     cfg = with_window(cfg)
     cast, extend, read, project = _programs(cfg, mesh)
     rows, whole = compiled_rows(c.samples), NamedSharding(mesh, PartitionSpec())
@@ -228,7 +228,7 @@ def _first_state(
 def _extend(
     step: Callable, params, state: DecodeState, draws: _Draws, n, sampling: Sampling, grammar
 ):
-    """Samples n tokens per row. Returns the new state, tokens and nll [B,N], the rest zeros."""
+    """Samples n tokens per row. Returns the new state, and tokens and nll [B,N], 0 from n on."""
 
     def sample_token(index, carry: tuple[DecodeState, jax.Array, jax.Array]):
         state, tokens, losses = carry
@@ -254,9 +254,9 @@ def _extend(
 
 
 def _extend_on_bits(step: Callable, params, state: DecodeState, *args):
-    """Like :func:`_extend`, with bfloat16 arrays in the form that a CPU reads fast.
+    """Computes :func:`_extend` with bfloat16 arrays in the form that a CPU reads fast.
 
-    The loop keeps them as whole numbers, and transposes keys and vectors of distances [...,K,H].
+    The loop keeps these arrays as integers, and keys and vectors of distances [...,K,H] transposed.
     """
 
     def on_bits(params, token, past):
@@ -270,7 +270,7 @@ def _extend_on_bits(step: Callable, params, state: DecodeState, *args):
 
 
 def _columns(past: Any) -> Any:
-    """Returns the past with what is multiplied by queries transposed, if its numbers are bits."""
+    """Transposes the arrays of the past that queries are multiplied by, if they are bits."""
     if not isinstance(past, Cache):
         return past
     turned = lambda x: x if x is None or x.dtype != jnp.uint16 else x.mT

@@ -19,7 +19,7 @@ class Generated:
       ids: the tokens of the prompt and the continuation, int32 [n].
       nll: the negative log-likelihood of each new token in nats at temperature 1, float32.
       loss: the mean of ``nll``, or NaN without new tokens.
-      ended: the reason for the end: ``length``, or the stop text.
+      ended: the reason for the end: ``length``, the stop text, or ``separator`` (of texts).
     """
 
     text: str

@@ -37,7 +37,7 @@ def sample(keys: jax.Array, logits: jax.Array, c: GenerateConfig | Sampling) -> 
     Args:
       keys: [B], the random keys of this step. The draw of a row depends only on its own key.
       logits: float32 [B,V].
-      c: settings with ``temperature``, ``top_k``, ``top_p`` and ``min_p``, also under ``jax.jit``.
+      c: settings with ``temperature``, ``top_k``, ``top_p`` and ``min_p``, which may be traced.
     """
 
     def draw(logits: jax.Array) -> jax.Array:

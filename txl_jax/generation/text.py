@@ -139,7 +139,7 @@ class Continuation:
 def continuations(
     trained: TrainedModel, prompts: Sequence[Text], c: GenerateConfig
 ) -> Iterator[list[tuple[Continuation, str]]]:
-    """Continues texts or their ids together. Yields all, each with the new part of its text.
+    """Continues texts or their ids. Yields all continuations, each with the new part of its text.
 
     A continuation does not depend on the other prompts. The ``c.samples`` continuations of a prompt
     are adjacent. Raises DataError if a symbol is not in the vocabulary, and ConfigError if the
@@ -166,7 +166,7 @@ def continuations(
         for sample in range(c.samples)
     ]
     grammar = None
-    if vocab.kind == "byte":  # always with a grammar, for which the same program is compiled
+    if vocab.kind == "byte":  # with a grammar in both cases, so that they share a program
         grammar = utf8_automaton(vocab) if c.valid_text else free_automaton(vocab)
     ids = [last_document(np.array(row.ids, np.int32), mark) for row in rows]
     samples = [row.sample for row in rows]

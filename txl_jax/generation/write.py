@@ -40,8 +40,8 @@ def write_continuations(
 
     A single continuation is printed during generation. Several continuations are printed after each
     batch. The speed is printed on standard error. ``sample.txt`` has the printed text. A line with
-    the text and the settings of every continuation is added to ``samples.jsonl``, unless an equal
-    line is there, as after an interruption. A model of ids
+    the text and the settings of every continuation is added to ``samples.jsonl``, unless it already
+    has an equal line, for example after an interruption. A model of ids
     also writes ``sample.npy``, all ids [N], and ``sample.starts.npy``, where each text begins [n].
 
     Raises ConfigError or DataError if a prompt cannot be read or encoded.
@@ -106,7 +106,7 @@ def _continue_batch(
             print(formatted(ready, c), end="", file=stdout(), flush=True)
         if stop():
             if print_text:
-                print(file=stdout(), flush=True)  # what is told next begins on a line of its own
+                print(file=stdout(), flush=True)  # the next message begins on its own line
             return None
     if print_text:
         print(formatted(pending, c), file=stdout(), flush=True)
@@ -145,7 +145,7 @@ def set_stream_errors(stream: TextIO | None, errors: str) -> None:
 
 @contextlib.contextmanager
 def stream_errors(stream: TextIO | None, errors: str) -> Iterator[None]:
-    """Calls :func:`set_stream_errors` until the context is closed."""
+    """Applies :func:`set_stream_errors` until the context is closed, and then undoes it."""
     before = stream.errors if isinstance(stream, io.TextIOWrapper) else None
     set_stream_errors(stream, errors)
     try:

@@ -1,4 +1,4 @@
-"""The Transformer-XL model. Each file holds one idea.
+"""The Transformer-XL model. Each file has one part of it.
 
 These letters stand for the axes of arrays, in docstrings and in einsum strings:
 

@@ -170,7 +170,7 @@ class Vocabulary(nn.Module):
 
         ``train`` applies ``sample_softmax`` and ``dropout_latent``; both need the ``dropout`` rng.
         """
-        if not isinstance(targets.shape[0], int):  # symbolic, for jax.export: row by row
+        if not isinstance(targets.shape[0], int):  # a symbolic size of jax.export: row by row
             row = lambda x: self.nll(x[0][None], x[1][None], train)[0]
             return jax.lax.map(row, (h, targets))
         c, tables = self.cfg, self._tables()
@@ -210,7 +210,7 @@ class Vocabulary(nn.Module):
         return score(f, _rows(inputs), (weight, self.past_bias)).reshape(inputs.shape)
 
     def _platform(self) -> str:
-        """Returns the platform to choose sizes for, or an empty name if devices share the words."""
+        """Returns the platform to choose sizes for, or an empty name if the words are sharded."""
         shared = self.mesh is not None and self.mesh.shape["tensor"] > 1
         return "" if shared else platform_of(self.mesh)
 
@@ -220,7 +220,7 @@ class Vocabulary(nn.Module):
         return m._replace(latents=self.drop_latent(m.latents, train))
 
     def _tables(self) -> list[Table]:
-        """Returns float32 output weights and bias of each cluster; the head has a row per tail."""
+        """Returns float32 output weights and bias of each cluster; the head's also score tails."""
         c, float32 = self.cfg, functools.partial(jnp.asarray, dtype=jnp.float32)
         tables = list(zip(map(float32, self.weights), map(float32, self.biases), strict=True))
         if c.div_val == 1:  # the gradient of one split is one concatenation
@@ -263,7 +263,7 @@ def _cluster_nll(
 
 
 def _log_uniform_draws(key: jax.Array, n: int, vocab_size: int) -> jax.Array:
-    """Draws word k with P(k) = log((k+2)/(k+1)) / log(V+1); sorted int32 [n]."""
+    """Draws n words, word k with P(k) = log((k+2)/(k+1)) / log(V+1); sorted int32 [n]."""
     uniform = jax.random.uniform(key, (n,), jnp.float32)
     place = jnp.exp(uniform * jnp.log(jnp.float32(vocab_size + 1.0))) - 1
     return jnp.sort(jnp.minimum(place, vocab_size - 1)).astype(jnp.int32)
@@ -272,7 +272,7 @@ def _log_uniform_draws(key: jax.Array, n: int, vocab_size: int) -> jax.Array:
 def _sampled_nll(h: jax.Array, targets: jax.Array, parts) -> jax.Array:
     """Returns the loss of a softmax over the target and drawn words, float32 [S], for h [S,D].
 
-    ``parts`` are the sorted draws, whose repeats are ignored, the weights and the bias. The log of
+    ``parts`` are the sorted draws (repeats are ignored), the weights and the bias. The log of
     a word's probability of being drawn, 1 - (1-P)^n, is subtracted from its logit. A draw of the
     target is masked. (The authors' PyTorch code has (1+P)^-n and a factor sqrt(D).)
     """

@@ -1,7 +1,7 @@
 """Attention with relative positions to memory and segment (paper, section 3.3).
 
-All forms of attention share the computation of kernels/, with the four terms of scores.py. A form
-defines u, v, r and b. :class:`RelativeAttention` is the paper's form; table 6 there has others.
+All forms of attention share the computation of kernels/, with the four terms of scores.py. Each
+defines its u, v, r and b. :class:`RelativeAttention` is the paper's form; its table 6 has others.
 """
 
 from typing import Any
@@ -30,14 +30,14 @@ class Attention(nn.Module):
 
     Parameters: ``query``, ``key``, ``value`` [D,N,H] (W_q, W_k,E, W_v), ``output`` [N,H,D], and
     with ``attention_bias`` ``value_bias`` [N,H] and ``output_bias`` [D]. Forms with position terms
-    add parameters of their own. Its positions come from what the class attributes name.
+    add parameters of their own. The class attributes tell what position terms a form uses.
     """
 
     global_biases = False  # u and v, which the model gives to all layers
     input_sinusoids = False  # added to the model's input
     layer_positions = False  # learnt vectors, added to each layer's input
     position_vectors = False  # r, with which every query has products
-    projected_sinusoids = staticmethod(lambda n_keys: 0)  # their number, for model/flops.py
+    projected_sinusoids = staticmethod(lambda n_keys: 0)  # how many, for model/flops.py
 
     cfg: TransformerXLConfig
     mesh: Mesh | None = None
@@ -102,7 +102,7 @@ class Attention(nn.Module):
 
         ``queries`` are [N,B,T,H], and ``present`` are the segment's keys and values. ``past`` are
         the keys and values of M memory slots, rings of them, or :class:`States`. ``positions`` are
-        for K = M + T keys, or as ring.py says for rings. ``train`` applies dropout and needs the
+        for K = M + T keys; for rings see ring.py. ``train`` applies dropout and needs the
         ``dropout`` rng.
         """
         c, p = self.cfg, self.terms(positions, queries.dtype)
@@ -141,7 +141,7 @@ class Attention(nn.Module):
         return p.replace(u=scaled(p.u), v=scaled(p.v), b=scaled(p.b))
 
     def gather(self, x: AttentionInputs) -> jax.Array:
-        """Returns the attention [N,B,T,H] of inputs that the analysis of attention captures."""
+        """Returns the attention [N,B,T,H]; the analysis of attention captures its inputs here."""
         return attend(x, self.cfg.kernel, self.mesh)
 
     def _biased(self, keys: jax.Array, values: jax.Array) -> KeysValues:
@@ -155,7 +155,7 @@ class Attention(nn.Module):
         b, s, d = x.shape
         _, n, h = kernel.shape
         matrix = kernel.reshape(d, n * h).astype(x.dtype)
-        # kernels/triton.py then reads it as it is
+        # kernels/triton.py reads the result of product_apart without a copy
         apart = s and s % 128 == 0 and platform_of(self.mesh) == "gpu"
         flat = (product_apart if apart else product)(x.reshape(b * s, d), matrix, self.mesh)
         return flat.reshape(b, s, n, h).transpose(2, 0, 1, 3)
@@ -225,7 +225,7 @@ class SharedProjectionAttention(Attention):
     """
 
     position_vectors = True
-    projected_sinusoids = staticmethod(lambda n_keys: n_keys + 1)  # that of u and v too
+    projected_sinusoids = staticmethod(lambda n_keys: n_keys + 1)  # and one for u and v
 
     def positions(self, n_keys, encodings, u, v, train=False):
         """See :meth:`Attention.positions`; the model's u and v are not used."""
@@ -255,7 +255,7 @@ FORMS: dict[AttentionForm, type[Attention]] = {
 
 
 def may_fuse_cache(c: TransformerXLConfig, mesh: Mesh | None) -> bool:
-    """Tells whether a fused kernel may read a cache, if it supports the form."""
+    """Tells whether a fused kernel that supports the form may read a cache."""
     return c.kernel == "auto" and platform_of(mesh) == "gpu"
 
 
@@ -277,9 +277,9 @@ def planned_attention(
 ) -> Choice:
     """Returns the implementation of attention that a program of these sizes uses.
 
-    ``rows`` are those of all devices of ``mesh``, and ``seg_len`` is T with its context. Nothing is
-    computed. A program with a cache uses ring.py instead, but for :func:`may_fuse_cache`, and one
-    of few tokens unprojected.py.
+    ``rows`` are those of all devices of ``mesh``, and ``seg_len`` is T with its context. No array
+    is computed. Programs with a cache use ring.py instead, except where :func:`may_fuse_cache`
+    allows a fused kernel; programs of few tokens use unprojected.py.
     """
     x = planned_inputs(resolved(c, mesh), rows, seg_len, mem_len, train)
     with product_precision(c.matmul_precision):
@@ -298,11 +298,11 @@ def planned_inputs(
     """Returns the shapes of attention's inputs in a program of these sizes.
 
     ``episodes`` tells whether memory is reset within segments, and ``cached`` whether it is the
-    ring of a cache. The dtype of ``c`` is not ``auto``.
+    ring of a cache. The dtype of ``c`` must not be ``auto``.
     """
     n_keys = mem_len + seg_len
     shape = lambda *sides: jax.ShapeDtypeStruct(sides, c.dtype)
-    form = FORMS[c.attention](c, parent=None)  # also where a model asks
+    form = FORMS[c.attention](c, parent=None)  # no parent, even within a model
     biases = (shape(c.n_head, c.d_head) if form.global_biases else None,) * 2
 
     def inputs(key, encodings, u, v, q, k) -> AttentionInputs:

@@ -1,4 +1,4 @@
-"""One layer: attention, then a feed-forward layer, each with a sum or a gate, and normalisation."""
+"""One layer: attention and a feed-forward layer, each with a residual sum or gate and LayerNorm."""
 
 import operator
 from typing import Any
@@ -82,13 +82,13 @@ def _norm_gradient(_, saved, gradient):
 
 
 def _without_moments(normal, x):
-    """Removes from each state what changes its mean or its variance."""
+    """Removes from each row of x what would change its state's mean or variance."""
     along = jnp.mean(x * normal, axis=-1, keepdims=True)
     return x - jnp.mean(x, axis=-1, keepdims=True) - normal * along
 
 
 _layer_norm = with_derivatives(_norm_forward, _norm_tangent, _norm_gradient)
-"""Saves only the states, in their own dtype, and two numbers of each for the gradient."""
+"""LayerNorm that saves for its gradient only the states, in their dtype, and their moments."""
 
 
 def dropout(cfg: TransformerXLConfig, rate: float, width: int | None = None) -> Dropout:
@@ -109,7 +109,7 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, padded: bool = False) -> jax.Array:
-        """Maps rows [S,D] to [S,E]; for zeros behind them see :func:`~products.product`."""
+        """Maps rows [S,D] to [S,E]; for ``padded`` see :func:`~products.product`."""
         kernel = self.param("kernel", initializers.normal(self.cfg.init_std), self.shape)
         bias = self.param("bias", self.bias_init, self.shape[1:])
         rows = product(x, kernel.astype(x.dtype), self.mesh, padded)
@@ -145,7 +145,7 @@ class FeedForward(nn.Module):
 
 
 def feed_forward_flops(c: TransformerXLConfig) -> float:
-    """Returns a token's operations in a layer beside attention: 4 D F, and 24 D D for gates."""
+    """Returns a token's operations in a layer without attention: 4 D F, and 24 D D for gates."""
     return 4.0 * c.d_model * c.d_inner + (24.0 * c.d_model**2 if c.gate else 0.0)
 
 
@@ -223,13 +223,13 @@ class Block(nn.Module):
     def project_memory(self, memory: jax.Array) -> KeysValues:
         """Returns the keys and values of this layer's memory [B,M,D], which is a constant.
 
-        With ``pre_lnorm``, scale and bias of the LayerNorm are applied to the matrices, so that no
-        gradient of the size of the memory is computed.
+        With ``pre_lnorm``, scale and bias of the LayerNorm are applied to the projection matrices,
+        so that no gradient of the size of the memory is computed.
         """
         return self.attention.project(*self._normalised_memory(memory))
 
     def _normalised_memory(self, memory: jax.Array) -> tuple[jax.Array, ...]:
-        """Returns memory, after the LayerNorm with its scale and bias if ``pre_lnorm``."""
+        """Returns memory; with ``pre_lnorm``, normalised memory and the norm's scale and bias."""
         if not self.cfg.pre_lnorm:
             return (memory,)
         norm = self.norm_attention

@@ -26,17 +26,17 @@ MIN_ROWS = 128  # in smaller blocks, reading the weights costs more than the pro
 TILE_WORDS = {"cpu": 4096}
 """The words of a tile, by platform; elsewhere a tile has all words."""
 TIMES_LOGITS = {"gpu": 8}
-"""Larger blocks than elsewhere: small products leave most of a GPU idle."""
+"""How many times ``MAX_LOGITS`` a block may have: small products leave most of a GPU idle."""
 MULTIPLE = {"gpu": 8}
-"""To so many words the logits are padded, and their inputs to so many numbers.
+"""The number of words and the width of the inputs are padded to multiples of this number.
 
-cuBLAS needs rows of 16 bytes to be fast. In bfloat16 on an H100, kernels for rows that are not so
-took a sixth of an update of wt103_large, whose parts of the vocabulary have 20,003 and 67,735
-words. Padded to multiples of 8, products took 15 of 51 ms there instead of 27 of 68.
+cuBLAS is fast only for rows of multiples of 16 bytes. In bfloat16 on an H100, kernels for other
+rows took a sixth of an update of wt103_large, whose parts of the vocabulary have 20,003 and 67,735
+words. Padded to multiples of 8, products took 15 of 51 ms of an update instead of 27 of 68.
 """
 
 _UNIQUE: dict[str, Any] = {"unique_indices": True}
-"""Each row is added to once, so that a GPU needs no atomic additions."""
+"""Tells XLA that each row is added to only once, so that a GPU needs no atomic additions."""
 
 full_einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 searchsorted = functools.partial(jnp.searchsorted, method="compare_all")
@@ -59,8 +59,8 @@ def cross_entropy(
       targets: int32 [S], from 0 to V-1.
       members: the rows to score, as a permutation int32 [S] that starts with them, and their
         number, int32 []. The other rows have loss 0 and cost nothing. ``None`` scores all rows.
-      platform: for which the sizes of blocks and tiles are chosen, such as ``cpu``; words that
-        devices share need an empty name.
+      platform: the platform for which the sizes of blocks and tiles are chosen, such as ``cpu``;
+        an empty name if the words are sharded over devices.
 
     With more than one block, or ``members``, reverse mode is possible at most once.
     """
@@ -101,7 +101,7 @@ def _forward(sizes, inputs, constants):
         sums = _over_tiles(scan_tile, (zeros - jnp.inf, zeros, zeros), weight.shape[0], words)
         log_sum = sums[0] + jnp.log(sums[1])
         nll, normaliser = totals
-        # A row of padding has the index of some real row, and adds 0 to it.
+        # A row of padding has the index of a row outside the block, and adds 0 to it.
         nll = nll.at[at].add(jnp.where(real, log_sum - sums[2], 0.0), **_UNIQUE)
         return nll, normaliser.at[at].add(jnp.where(real, log_sum, 0.0), **_UNIQUE)
 
@@ -168,7 +168,7 @@ _blocks = with_derivatives(opaque(_forward), _tangent, _backward)
 
 
 def _over_blocks(add: Callable[..., T], totals: T, sizes, rows: jax.Array, count) -> T:
-    """Applies ``add(row indices, which are real, totals, is first)`` to the blocks of rows."""
+    """Applies ``add(row indices, which rows are real, totals, is first)`` to the blocks of rows."""
     block, _, is_all = sizes
     if is_all:
         n = len(rows)

@@ -1,7 +1,7 @@
-"""Functions with derivatives of their own, in reverse mode and in forward mode.
+"""Functions whose derivatives are given by hand, in reverse mode and in forward mode.
 
 ``jax.custom_vjp`` has no forward mode. Here the derivative is a linear primitive: forward mode
-evaluates it, and reverse mode transposes it, which computes the gradient that is given.
+evaluates it, and reverse mode transposes it, for which it calls the given gradient function.
 """
 
 import functools
@@ -20,11 +20,11 @@ def with_derivatives(forward: Callable, tangent: Callable, gradient: Callable) -
     """Returns a differentiable function of (static, inputs, constants).
 
     Only the arrays ``inputs`` are differentiated, ``constants`` are other arrays, and ``static`` is
-    hashable. Results are pytrees. A second derivative is that of the given functions. Inside of
+    hashable. Results are pytrees. A second derivative differentiates the given functions. Inside of
     ``jax.shard_map`` all arrays vary over the same axes when the given functions are called.
 
-    All of them compute products at the precision that JAX uses where the function is called. JAX
-    calls the last two later, when the context of this precision may be closed.
+    The given functions compute products at the precision that JAX uses where the returned function
+    is called. JAX calls ``tangent`` and ``gradient`` later, maybe outside this precision's context.
 
     Args:
       forward: (static, inputs, constants) -> (outputs, saved arrays for the derivatives).
@@ -73,10 +73,10 @@ def current_precision() -> str | None:
 
 
 def opaque(forward: Callable) -> Callable:
-    """Returns the same function of (static, inputs, constants), whose loops JAX leaves as they are.
+    """Returns the same function of (static, inputs, constants), whose loops JAX leaves unchanged.
 
-    Otherwise JAX moves what is constant in a loop out of it when it differentiates. XLA then keeps
-    these arrays: a softmax over 40,000 words took 1.6 times the memory.
+    Otherwise, to differentiate, JAX moves what is constant in a loop out of the loop. XLA then
+    keeps these arrays: a softmax over 40,000 words took 1.6 times the memory.
     """
 
     def function(static, inputs, constants):
@@ -91,10 +91,10 @@ def opaque(forward: Callable) -> Callable:
 
 
 _call = core.Primitive("call_with_derivative")
-"""Calls ``function`` of ``n_saved`` arrays, and of others in which it is linear.
+"""Calls ``function`` on ``n_saved`` saved arrays, and on inputs in which it is linear.
 
-``gradient`` maps the first ones and the gradients of the results to those of the others. ``types``
-are the types of the results.
+``gradient`` maps the saved arrays and the gradients of the results to the gradients of the inputs.
+``types`` are the types of the results.
 """
 _call.multiple_results = True
 
@@ -120,7 +120,7 @@ def _transpose(gradients, *args, n_saved: int, gradient, **_):
 
 
 def _batch(args, axes: Sequence[int | None], *, n_saved: int, function, gradient, types):
-    """Every array that is differentiated gets the axis of ``jax.vmap``, so its gradient has it."""
+    """Gives each differentiated array the axis of ``jax.vmap``, so that its gradient has it too."""
     size = next(x.shape[axis] for x, axis in zip(args, axes, strict=True) if axis is not None)
 
     def with_axis(x, axis):

@@ -21,7 +21,7 @@ HEAD_STRIDE = 65_536
 FACTORS = 0x7FEB352D, 0x846CA68B
 """The factors of :func:`mix`."""
 GOLDEN = 0x9E3779B9
-"""The distance between the hashed numbers of neighbours: 2^32 over the golden ratio."""
+"""The factor of a key's index in its hash: 2^32 over the golden ratio."""
 OF_FOUR = 0x846CA68B, 0x9E3779B1, 0xC2B2AE35, 0x27D4EB2F
 """The factors of the keys j, j^1, j^8 and j^9, which share a hash up to its last product."""
 
@@ -41,8 +41,8 @@ def mix(x: jax.Array) -> jax.Array:
 class Dropout(nn.Module):
     """Zeroes each activation with probability ``rate`` in [0, 1), else divides it by 1 - rate.
 
-    ``shared`` are the axes along which all entries share one mask. The last axis may have more than
-    ``width`` entries, of which the others are padding: it does not change the mask.
+    ``shared`` are the axes along which all entries share one mask. After ``width`` entries, the
+    last axis may have padding, which does not change the mask of the other entries.
     """
 
     rate: float
@@ -56,9 +56,9 @@ class Dropout(nn.Module):
         return _dropped((self.rate, self.shared, self.width), x, self._seed())
 
     def of_relu(self, x: jax.Array, train: bool) -> jax.Array:
-        """Applies dropout to relu(x), with the same numbers and gradient bit for bit.
+        """Applies dropout to relu(x); results and gradient equal ``self(relu(x))`` bit for bit.
 
-        Only the result is saved for the gradient: it is positive where x was and is kept.
+        Only the result is saved for the gradient: it is positive where x is positive and kept.
         """
         if not train or self.rate == 0:
             return nn.relu(x)
@@ -82,7 +82,7 @@ _dropped = with_derivatives(
     lambda static, seed, tangent: _drop(static, tangent, seed),
     lambda static, seed, gradient: _drop(static, gradient, seed),
 )
-"""The gradient hashes again, because a loop over layers would store the mask of every layer."""
+"""The gradient computes the mask again; otherwise a loop over layers would store every mask."""
 
 
 def _drop_relu(static, x, seed):
@@ -90,7 +90,7 @@ def _drop_relu(static, x, seed):
 
 
 def _of_kept(static, result, x):
-    """Maps a tangent or gradient x: divided by 1 - rate where the result is positive, else 0."""
+    """Returns a tangent or gradient x divided by 1 - rate where the result is positive, else 0."""
     return jnp.where(result > 0, x / (1.0 - static[0]), jnp.zeros_like(x))
 
 

@@ -13,20 +13,20 @@ from txl_jax.model.block import feed_forward_flops
 from txl_jax.model.ring import SINGLE_RING_MAX_TOKENS
 
 Sizes = TrainConfig | ProtocolConfig
-"""The settings with the sizes of a segment: T with context, and M."""
+"""The settings that give the sizes of a segment: its tokens T, its context and its memory M."""
 
 
 def layer_flops(c: TransformerXLConfig, p: Sizes, rows: int, cached: bool = False) -> float:
     """Returns a forward pass's operations in all layers; ``cached`` if memory is projected already.
 
-    Each row needs 2 T D NH for queries and for output, 2 K D NH for keys and for values, 2 T K NH
-    for content scores, for position scores and for the weighted sum, and
-    :func:`feed_forward_flops` for each token. Masked scores count. Only relative positions have
-    position scores; with a cache and a large T these cover ``clamp_len`` + T distances, unless
-    a fused kernel reads the cache (``clamp_len`` -1 counts that).
+    Each row needs 2 T D NH each for queries and output, 2 K D NH each for keys and values, 2 T K NH
+    each for content scores, position scores and the weighted sum, and
+    :func:`feed_forward_flops` for each token. Masked scores count. Only forms with a vector r per
+    distance have position scores; with a cache and a large T these cover ``clamp_len`` + T
+    distances, unless a fused kernel reads the cache (for which, give ``clamp_len`` -1).
 
     Without a cache, all rows together need 2 K D NH for the sinusoids of ``relative`` and
-    ``shared_projection`` (and 2 D NH for that of distance 0), and 4 D NH for the bias of the
+    ``shared_projection`` (2 D NH more for distance 0 in the latter), and 4 D NH for the bias of the
     LayerNorm that ``pre_lnorm`` applies to the matrices of keys and values.
     """
     t, width, form = p.context_len + p.seg_len, c.n_head * c.d_head, FORMS[c.attention]
@@ -43,8 +43,8 @@ def layer_flops(c: TransformerXLConfig, p: Sizes, rows: int, cached: bool = Fals
 def vocabulary_flops(c: TransformerXLConfig, p: Sizes, rows: int, sampled: bool = False) -> float:
     """Returns a forward pass's operations in embedding and softmax; V must be known.
 
-    Projections need 2 d_i D per row for each cluster i, beside :func:`score_flops`. A mixture needs
-    2 K D (d + 1) per row for latents and prior. ``sampled`` means training, where
+    In addition to :func:`score_flops`, projections need 2 d_i D per row for each cluster i, and a
+    mixture 2 K D (d + 1) per row for latents and prior. ``sampled`` means training, where
     ``sample_softmax`` compares with fewer words.
     """
     scored, positions = rows * p.seg_len, rows * (p.context_len + p.seg_len)
@@ -77,13 +77,13 @@ def score_flops(c: TransformerXLConfig, p: Sizes, rows: int) -> float:
 
 
 def zipf_share(start: int, stop: int, size: int) -> float:
-    """Returns the share of ranks ``start`` to ``stop`` - 1 if rank r has 1 / ((r + 1) H(size))."""
+    """Returns the probability of ranks ``start`` to ``stop`` - 1; p(r) = 1 / ((r + 1) H(size))."""
     harmonic = lambda n: math.log(n) + 0.5772156649 + 0.5 / n if n else 0.0
     return (harmonic(stop) - harmonic(start)) / harmonic(size)
 
 
 def update_flops(exp: ExperimentConfig, rows: int | None = None) -> tuple[float, float]:
-    """Returns the operations of one update: the model's (3 forward passes), and recomputed ones.
+    """Returns an update's operations: the model's own (3 forward passes), and recomputed ones.
 
     ``remat`` "layer" recomputes each layer's forward pass, "products" its scores and weighted sum.
     The scores of words are recomputed for their gradient (model/cross_entropy.py).

@@ -1,4 +1,4 @@
-"""The distributions of initial parameters, which are float32 with ``JAX_ENABLE_X64`` too."""
+"""The distributions of initial parameters, which are float32 even with ``JAX_ENABLE_X64``."""
 
 import contextlib
 from collections.abc import Iterator
@@ -24,9 +24,9 @@ zeros = constant(0.0)
 
 @contextlib.contextmanager
 def shared_draws() -> Iterator[None]:
-    """Lowers draws on NVIDIA GPUs to calls of one kernel, with the same values.
+    """Makes all random draws on NVIDIA GPUs call one kernel, which gives the same values.
 
-    Else XLA compiles a kernel for each parameter of each layer: 7 s a layer on two busy cores.
+    Otherwise XLA compiles a kernel for each parameter of each layer: 7 s a layer on two busy cores.
     """
     settings: Any = jax.config
     before = settings.jax_threefry_gpu_kernel_lowering

@@ -1,7 +1,7 @@
-"""Options of the model's methods, and their arguments: checked, and in the types of the model.
+"""Checks the arguments and options of the model's methods, and converts them to its types.
 
 Integers of any type become int32 here, before any arithmetic: in a narrow type, a bound such as the
-size of the vocabulary would wrap around. Each error names the argument.
+size of the vocabulary would overflow. Each error names the argument.
 """
 
 from typing import Any, NamedTuple
@@ -48,8 +48,8 @@ def check_array(name: str, value: Any, dtype: str, *shapes: tuple[int | str, ...
 def tree_like(name: str, value: Any, like: Any, how: str) -> Any:
     """Returns the arrays of a tree in the structure and the dtypes of the tree ``like``.
 
-    ``None`` stands for zeros. Raises ValueError unless each array has the shape of that of
-    ``like``, and both are floats or both are not. ``how`` tells where such a tree comes from.
+    ``None`` stands for zeros. Raises ValueError unless each array has the shape of its counterpart
+    in ``like``, and both are floats or neither is. ``how`` tells where such a tree comes from.
     """
     if value is None:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
@@ -185,7 +185,7 @@ def memory(c: TransformerXLConfig, mems: Any, b: int | str = "B") -> Any:
 
 
 def any_memory(mems: Any) -> Memory:
-    """Returns a memory with ``filled`` as int32; ValueError unless it is one of arrays."""
+    """Returns a memory with ``filled`` as int32; ValueError unless it is a Memory of arrays."""
     if not isinstance(mems, Memory):
         wanted = "a Memory of init_mems (or, in place of it, a Cache of init_cache)"
         if isinstance(mems, Cache):
@@ -217,7 +217,7 @@ def _check_values(name: str, array: Any, allowed: range, why: str) -> None:
 
 
 def _known(array: Any) -> np.ndarray | None:
-    """Returns the values of an array, or ``None`` under ``jax.jit`` and on other machines."""
+    """Returns the values of an array; ``None`` if traced or partly on other processes' devices."""
     if isinstance(array, jax.core.Tracer) or not getattr(array, "is_fully_addressable", True):
         return None
     return np.asarray(array)

@@ -33,7 +33,7 @@ class AttentionMask(flax.struct.PyTreeNode):
     episode of the memory. ``None`` means that all positions continue the memory's episode.
     """
 
-    filled: jax.Array  # int32 [B], real slots of the memory
+    filled: jax.Array  # int32 [B], number of real slots of the memory
     episode: jax.Array | None
     seg_len: int = flax.struct.field(pytree_node=False)
     mem_len: int = flax.struct.field(pytree_node=False)
@@ -64,7 +64,7 @@ class AttentionMask(flax.struct.PyTreeNode):
     def interval(self) -> tuple[jax.Array, jax.Array]:
         """Returns the first and the last key that each query sees: int32 [B,T] each.
 
-        A query sees exactly the keys between, and neither decreases from query to query.
+        A query sees exactly the keys from first to last; neither decreases from query to query.
         """
         place = jnp.arange(self.seg_len, dtype=jnp.int32)
         newest = jnp.broadcast_to(self.mem_len + place, (len(self.filled), self.seg_len))
@@ -77,7 +77,7 @@ class AttentionMask(flax.struct.PyTreeNode):
 
 
 class BothWaysMask(AttentionMask):
-    """The mask of attention in both directions; ``filled`` holds the real tokens of the segment.
+    """The mask of attention in both directions; ``filled`` is the segment's number of real tokens.
 
     Query i of a row with n real tokens may attend to key j < M + n at a distance M + i - j from
     -reach to reach. A query of the padding sees itself alone.
@@ -127,7 +127,7 @@ def attention_mask(
 def since_reset(
     reset: jax.Array, lengths: jax.Array | None = None, context_len: int = 0
 ) -> jax.Array:
-    """Returns the number of real tokens since each row's last reset: int32 [B], -1 without one.
+    """Returns the number of real tokens since each row's last reset: int32 [B], -1 without a reset.
 
     ``reset`` is bool [B,T]. Resets in the padding are ignored. The last ``context_len`` tokens are
     not counted, because they are run again with the next segment.

@@ -1,4 +1,4 @@
-"""The memory: hidden states of earlier segments, which are an explicit argument and result.
+"""The memory: hidden states of earlier segments, an explicit argument and result of the model.
 
 Layer n's memory is that layer's *input* in earlier segments (paper, section 3.2). Slots are filled
 from the right: slot M-1 has the newest state, and the newest ``filled`` slots have real states.
@@ -125,7 +125,7 @@ class Cache(flax.struct.PyTreeNode):
 
 
 def _register_for_export(*kinds: type) -> None:
-    """Lets ``jax.export`` store functions of these kinds, which loading then knows by name."""
+    """Lets ``jax.export`` store functions that take or return these classes, each by a name."""
     for kind in kinds:
         jax.export.register_pytree_node_serialization(
             kind,
@@ -168,9 +168,9 @@ def update(
     Args:
       memory: the memory before the segment, with M slots.
       layer_inputs: the input of each layer in this segment, [L,B,T,D].
-      lengths: int32 [B], real tokens of each row (padding is on the right); ``None``: T.
-      since_reset: int32 [B], real tokens since the row's last reset in this segment, or -1 without
-        a reset. States from before the reset are no longer real.
+      lengths: int32 [B], the number of real tokens of each row, before the padding; ``None``: T.
+      since_reset: int32 [B], the number of real tokens since the row's last reset in this segment,
+        or -1 without a reset. States from before the reset are no longer real.
     """
     new = layer_inputs.astype(memory.hidden.dtype)
     hidden = jax.lax.stop_gradient(_newest(memory.hidden, new, lengths))  # paper, section 3.2
@@ -180,7 +180,7 @@ def update(
 def in_slots(past: list[KeysValues], slots: tuple[int, int]) -> tuple[Slots, Slots | None]:
     """Puts each layer's states [N,B,M,H], oldest first, into a near and a far ring of given sizes.
 
-    The oldest slot of each ring is slot 0. There is no far ring of size 0.
+    The oldest slot of each ring is slot 0. If the far size is 0, the far ring is ``None``.
     """
     (near, far), mem_len = slots, past[0].keys.shape[2]
 
@@ -203,7 +203,7 @@ def update_cache(
     """Returns the cache after a segment with keys and values ``layers``; see :func:`update`.
 
     ``done`` [B,...] is any array that depends on all reads of the cache; the writes wait for it.
-    The devices of ``mesh`` share rows and heads as :func:`cache_shardings` says.
+    Rows and heads are split over the devices of ``mesh`` as in :func:`cache_shardings`.
     """
     seg_len = layers[0].keys.shape[2]
     filled = _filled(cache, seg_len, lengths, since_reset)
@@ -251,9 +251,9 @@ def _written(
 ) -> jax.Array:
     """Returns slots [.,.,R,.] in which states [.,.,T,.] replace those from ``start`` on.
 
-    On a CPU, numbers of 16 bits are moved as integers: XLA would convert all slots to float32.
-    Elsewhere they are overwritten in place as they are. If ``turned``, the transpose is overwritten
-    on a CPU, which a loop keeps (wide_products.py).
+    On a CPU, numbers of 16 bits are moved as integers, since XLA would otherwise convert all slots
+    to float32. If ``turned``, it is their transpose that is overwritten there, because a loop keeps
+    the transpose (wide_products.py). In all other cases slots are overwritten in place.
     """
     write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start)
     if slots.dtype.itemsize != 2 or platform_of(mesh) != "cpu":

@@ -10,7 +10,7 @@ from txl_jax.model.softmax import softmax_parts
 class Positions(flax.struct.PyTreeNode):
     """The position terms of one layer's scores; an absent term is ``None``.
 
-    A subclass may change the softmax over scores. No fused kernel computes a subclass.
+    A subclass may change the softmax over scores. No fused kernel supports a subclass.
     """
 
     u: jax.Array | None = None  # [N,H], added to queries for the product with keys

@@ -1,4 +1,4 @@
-"""What a model computes in on its devices: dtype, precision of float32 products, loop or none."""
+"""How a model computes on its devices: dtype, precision of float32 products, scanned layers."""
 
 import contextlib
 import dataclasses
@@ -24,14 +24,14 @@ _PASSES: dict[str | None, int] = {
 
 
 def resolved(c: TransformerXLConfig, mesh: Mesh | None) -> TransformerXLConfig:
-    """Returns the config with what ``auto`` means on the devices of a mesh.
+    """Returns the config, in which values for the devices of a mesh replace ``auto``.
 
     ``dtype`` is bfloat16 on TPUs and on NVIDIA GPUs and CPUs that have units for it, and float32
     elsewhere.
-    ``scan_layers`` is True on TPUs, whose compiler takes minutes without a loop. Elsewhere a loop
-    only copies what the gradient needs into arrays of all layers and back. But XLA for GPUs (of
-    jaxlib 0.10.2) refuses products of bfloat16 states of odd widths such as 410 without a loop, if
-    model/products.py does not pad them.
+    ``scan_layers`` is True on TPUs, whose compiler takes minutes without a loop over layers.
+    Elsewhere a loop only copies what the gradient needs into arrays of all layers and back. But
+    without a loop, XLA for GPUs (of jaxlib 0.10.2) refuses products of bfloat16 states whose width
+    is no multiple of 4, such as 410, if model/products.py does not pad them.
     """
     platform = platform_of(mesh)
     on_tpu = platform == "tpu"
@@ -47,14 +47,14 @@ def resolved(c: TransformerXLConfig, mesh: Mesh | None) -> TransformerXLConfig:
 def in_compute_dtype(c: TransformerXLConfig, params: Any) -> Any:
     """Returns the parameters with matrices in the compute dtype, which the model casts them to.
 
-    Programs that run often then do not read them in float32. Those of a mixture are used in
-    float32. ``params`` are arrays or their shapes.
+    Programs that run often then read fewer bytes. A model with a mixture uses its parameters in
+    float32, so they stay as they are. ``params`` are arrays or their shapes.
     """
     if c.dtype == "float32" or c.mixtures > 1:
         return params
 
     def cast(path, x):
-        stacked = path[0].key == "layers"  # and has an axis of layers (model/layout.py)
+        stacked = path[0].key == "layers"  # has an axis of layers (model/layout.py)
         if x.ndim - stacked < 2:
             return x
         shape = isinstance(x, jax.ShapeDtypeStruct)
@@ -109,7 +109,7 @@ def arithmetic_record(c: TransformerXLConfig, mesh: Mesh | None) -> dict[str, An
 
 
 def rounding(c: TransformerXLConfig, mesh: Mesh | None) -> str:
-    """Names what a model on its devices computes in if it is not float32; else returns ""."""
+    """Names the arithmetic of a model on its devices, with an empty name for float32."""
     c = resolved(c, mesh)
     products = float32_products(c.matmul_precision, mesh)
     if c.dtype == "float32":
@@ -118,7 +118,7 @@ def rounding(c: TransformerXLConfig, mesh: Mesh | None) -> str:
 
 
 def float32_products(name: str | None, mesh: Mesh | None) -> str:
-    """Describes what a product of float32 factors is at a precision, such as ``TF32 on this GPU``.
+    """Describes how float32 factors are multiplied at a precision, such as ``TF32 on this GPU``.
 
     ``name`` is ``model.matmul_precision``; ``None`` stands for JAX's own setting.
     """
@@ -138,6 +138,6 @@ def float32_products(name: str | None, mesh: Mesh | None) -> str:
 def bfloat16_passes(name: str | None = None) -> int:
     """Returns how many bfloat16 passes a float32 product takes on a TPU at a precision: 1, 3 or 6.
 
-    ``None`` stands for the precision that JAX uses now. NVIDIA GPUs round to TF32 below 6.
+    ``None`` stands for the precision that JAX uses now. NVIDIA GPUs use TF32 if it is below 6.
     """
     return _PASSES.get(current_precision() if name is None else name, 6)

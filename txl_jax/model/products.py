@@ -1,6 +1,6 @@
-"""Matrix products, and what XLA for GPUs needs to compute them well.
+"""Matrix products, in forms that XLA for GPUs computes fast.
 
-Cases: a single row, sides whose rows are no multiples of 16 bytes, products of the same rows.
+Cases: a single row, rows whose size is no multiple of 16 bytes, several products of the same rows.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,9 @@ def product(x: jax.Array, matrix: jax.Array, mesh: Mesh | None, padded: bool = F
     If ``padded``, the rows of the result may end with zeros, and those of x always may.
 
     On a GPU a single row is computed as two equal ones. XLA for GPUs writes the products of a
-    single row with each column to memory before it adds them, so it moves four times the matrix.
-    Sides are padded with zeros to multiples of 16 bytes there, unless devices share the matrix.
+    single row with each column to memory before it adds them, so it moves four times the bytes of
+    the matrix. Sides are padded with zeros to multiples of 16 bytes there, unless the matrix is
+    split over devices.
     """
     platform = platform_of(mesh)
     if platform != "gpu":
@@ -32,26 +33,27 @@ def product(x: jax.Array, matrix: jax.Array, mesh: Mesh | None, padded: bool = F
 
 
 def product_apart(x: jax.Array, matrix: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """Returns the :func:`product` of more than one row, which XLA computes by itself.
+    """Returns the :func:`product` of more than one row, which XLA does not join with others.
 
     XLA for GPUs makes one product of several small ones of the same rows. A fused kernel, which
-    needs each result in an array of its own, then waits for copies. XLA may join the gradients.
+    needs each result in an array of its own, then waits for copies. XLA may join the products of
+    the gradient.
     """
     return _aligned(lambda *inputs: _apart(None, inputs, ()), x, matrix, mesh)
 
 
 def share_matrices(mesh: Mesh | None) -> bool:
-    """Tells whether devices of a mesh share matrices, whose sides are then not padded."""
+    """Tells whether a mesh splits matrices over its devices; their sides are then not padded."""
     return mesh is not None and mesh.shape["fsdp"] * mesh.shape["tensor"] > 1
 
 
 def _aligned(
     multiply: Callable, x: jax.Array, matrix: jax.Array, mesh: Mesh | None, padded: bool = False
 ) -> jax.Array:
-    """Computes a product whose sides are padded on a GPU, since others have slow kernels there.
+    """Computes a product; on a GPU its sides are padded to sizes that have fast kernels.
 
-    With 410 and 2,100 numbers in bfloat16, as wt103_base has them, an H100 took half of the update
-    for products, at about a sixth of the speed of others.
+    With sides of 410 and 2,100 numbers in bfloat16, those of wt103_base, products took half of the
+    update on an H100, at about a sixth of the speed of products with fast kernels.
     """
     numbers = 16 // x.dtype.itemsize
     d, e = matrix.shape

@@ -29,15 +29,15 @@ def relative_attention(
     implementation: str = "auto",
     mesh: Mesh | None = None,
 ) -> jax.Array:
-    """Returns attention with relative positions, [B,T,N,H] in the dtype of q; it has gradients.
+    """Returns attention with relative positions, [B,T,N,H] in the dtype of q; differentiable.
 
     Query i is at position M+i of the K keys, with M = K - T, and its score with key j is
 
         ( (q_i + u).k_j  +  (q_i + v_bias).r_d ) scale,        d = M + i - j
 
     (Dai et al. 2019, section 3.3). The output is the sum of the values v_j, weighted by the softmax
-    over the keys that the query sees. It is fused on TPUs and on NVIDIA GPUs from compute
-    capability 8.0 for segments of 128 queries or more, and else computed by XLA.
+    over the keys that the query sees. A fused kernel computes it on TPUs and on NVIDIA GPUs from
+    compute capability 8.0 for segments of 128 queries or more, otherwise XLA.
 
     Args:
       q: queries [B,T,N,H], not scaled.
@@ -51,10 +51,10 @@ def relative_attention(
       lengths: int32 [B], the numbers of real tokens among the T; no query sees the others, and
         their outputs are 0. ``None`` means T.
       scale: ``None`` means 1 / sqrt(H).
-      dropout_rate: the probability at which ``dropout_key`` drops a weight.
-      implementation: ``auto``, or one by name (the setting ``model.kernel``). Only ``auto``,
-        ``reference`` and ``triton`` are for both directions.
-      mesh: the devices that share rows and heads, if there are several.
+      dropout_rate: the probability that a weight is dropped; needs ``dropout_key``.
+      implementation: ``auto``, or one by name (the setting ``model.kernel``). ``cudnn`` and
+        ``pallas_tpu`` do not support ``causal=False``.
+      mesh: the devices over which rows and heads are split, if there are several.
 
     Raises UserError if shapes do not fit together.
 

@@ -1,6 +1,6 @@
 """Projected memory in a ring of slots, for inference; a step overwrites the oldest slots in place.
 
-R slots hold keys and values. The oldest state is in slot ``oldest``, the newest one slot before.
+R slots hold keys and values. The oldest state is in slot ``oldest``, the newest in the slot before.
 For R = 4 and oldest = 1, the slots have these distances from the next query:
 
     slot            0 1 2 3
@@ -11,7 +11,7 @@ This moves T x R numbers; the R x H keys and values are not copied.
 
 If ``clamp_len`` is below R there are two rings, and a step moves the oldest T states of the near
 ring to the far ring. All states of the far ring have the clamped distance, so a query needs one
-position score for all of them. A fused kernel reads one ring.
+position score for all of them. Fused kernels read a single ring only.
 """
 
 from typing import NamedTuple
@@ -106,14 +106,14 @@ def attend(
 def one_ring(
     q: jax.Array, past: list[Ring], present: KeysValues, positions: Positions, mask: AttentionMask
 ) -> AttentionInputs:
-    """Returns the inputs of :func:`attend` for a fused kernel, which reads one ring as it is."""
+    """Returns the inputs of :func:`attend` for a fused kernel, which reads the ring in place."""
     (ring,) = past
     k, val = (ring.keys, present.keys), (ring.values, present.values)
     return AttentionInputs(q, k, val, positions, mask, oldest=ring.oldest)
 
 
 def places(past: list[Ring]) -> list[jax.Array]:
-    """Returns the place of the slots of each ring among all keys, oldest first: int32 [R] each."""
+    """Returns the index of each ring's slots among all keys, oldest first: int32 [R] each."""
     near, *beyond = past
     first = sum(far.keys.shape[2] for far in beyond)
     return [first + _ages(near), *map(_ages, beyond)]

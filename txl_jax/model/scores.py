@@ -3,10 +3,10 @@
     ( q_i.k_j  +  q_i.r_{i-j}  +  u.k_j  +  v.r_{i-j}  +  b_{i-j} ) / sqrt(H)
         (a)          (b)           (c)        (d)
 
-This module computes the terms plainly; fused kernels give the same values. The position terms (u,
-v, r, b) depend on the form of attention, see :class:`~txl_jax.model.positions.Positions`. The
-caller divides q, u, v and b by sqrt(H), because they are smaller than the scores. ``platform`` is
-that of the devices, such as ``cpu``, if products may be computed as they are fast there.
+This module computes the terms in plain JAX; fused kernels give the same values. The position terms
+(u, v, r, b) depend on the form of attention, see :class:`~txl_jax.model.positions.Positions`. The
+caller divides q, u, v and b by sqrt(H), because they are smaller than the scores. If ``platform``
+is given, such as ``cpu``, products take the form that is fast there.
 """
 
 import jax

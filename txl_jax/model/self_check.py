@@ -52,7 +52,7 @@ class Attention(NamedTuple):
     several_seeds: bool = False
 
     def fused(self) -> str | None:
-        """Returns the fused implementation that computes it, or ``None``."""
+        """Returns the fused implementation that computes this attention, or ``None``."""
         with product_precision(self.precision):
             name = choice.choose(self.implementation, self.x, self.mesh).name
         return name if name in choice.FUSED else None
@@ -119,7 +119,7 @@ def _attempted(work: Callable[[], Any]) -> tuple[Any, str]:
     """Returns the result of ``work()``, and why it failed, or ``""``."""
     try:
         return work(), ""
-    except Exception as error:  # of any of several compilers, or at the launch
+    except Exception as error:  # from one of several compilers, or at the launch
         what = f"{type(error).__name__}: {one_line(error)}"
         return None, f"fails its self-check on this device ({what})"
 
@@ -171,7 +171,7 @@ def lower(attention: Attention, name: str) -> jax.stages.Lowered:
 
 
 def kernel_program(attention: Attention, name: str) -> Any:
-    """Returns the function, with ``jit``, of values and gradients by the implementation."""
+    """Returns the jitted function that computes values and gradients by the implementation."""
     attend = functools.partial(choice.attend, implementation=name, mesh=attention.mesh)
     if attention.scanned:
         attend = functools.partial(_twice, jax.lax.map, attend)
@@ -187,7 +187,7 @@ def kernel_program(attention: Attention, name: str) -> Any:
 
 
 def _twice(mapped, function, x: AttentionInputs) -> Any:
-    """Returns the mean of the results for two copies of the inputs, which is that for one."""
+    """Returns the mean of the results for two copies of the inputs, which equals one result."""
     both = mapped(function, jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), x))
     return jax.tree.map(lambda y: (y[0] + y[1]) / 2, both)
 
@@ -200,7 +200,7 @@ def _plain(x: AttentionInputs):
 def drawn(attention: Attention) -> AttentionInputs:
     """Draws random inputs of a planned attention, with fewer rows and heads.
 
-    Memories are full, partly filled and empty in turn. With episodes, each row has a new one.
+    Memories are full, partly filled and empty in turn. With episodes, one starts within each row.
     """
     x, shape = attention.x, attention.mesh.shape
     (n, b, t, h), mask = x.q.shape, x.mask
@@ -229,7 +229,7 @@ def _shardings(attention: Attention) -> AttentionInputs:
 
 
 _results: dict[str, str] = {}
-"""The results of this process."""
+"""The results of checks in this process, by :func:`_key`."""
 
 
 def _kept_or_found(attention: Attention, name: str) -> str:
@@ -244,7 +244,7 @@ def _kept_or_found(attention: Attention, name: str) -> str:
 
 def _found(attention: Attention, name: str, file: str | None) -> str:
     reason = failure(attention, name)
-    # Another start may have the memory that a process lacked.
+    # If a process ran out of memory, the result is not kept: another start may have enough.
     if not processes.failing("RESOURCE_EXHAUSTED" in reason):
         processes.on_process_zero(lambda: _write(file, reason))
     return reason
@@ -265,7 +265,7 @@ def _key(attention: Attention, name: str) -> str:
 
 
 def _sources(name: str) -> list[Path]:
-    """Returns the files of this check and of a kernel, whose modules may need other packages."""
+    """Returns the source files of this check and of a kernel, without importing the kernel."""
     package = Path(__file__).parent
     shared = ("self_check", "dropout", "masks", "kernels/choice", "kernels/parity")
     files = [package / f"{x}.py" for x in (*shared, "kernels/reference")]

@@ -38,8 +38,9 @@ class TransformerXL(nn.Module):
     Every method takes these options as keywords. ``train=True`` applies dropout and needs
     ``rngs={"dropout": key}``. ``reset`` as bool [B] empties the memory of a stream before this
     segment; as bool [B,T] it starts a new episode at a position, from which no query sees earlier
-    episodes. ``lengths``, int32 [B] from 0 to T, are the real tokens of rows padded on the right;
-    memory keeps the last M real states. Rows are independent. Arguments are NumPy or JAX arrays.
+    episodes. ``lengths``, int32 [B] from 0 to T, is the number of real tokens of each row, padded
+    on the right; memory keeps the last M real states. Rows are independent. Arguments are NumPy or
+    JAX arrays.
 
     Every method raises a ValueError that names the argument, for a wrong dtype or shape, for
     ``lengths`` outside of 0 to T, and for ``tokens`` and ``targets`` outside of 0 to V-1. Under
@@ -47,15 +48,15 @@ class TransformerXL(nn.Module):
     without an error. So check the ids of your own text once, before the compiled loop.
 
     Attributes:
-      cfg: the settings of the model, with the dtype that ``auto`` means on these devices.
-      mesh: the devices that share the rows of a compiled program (shardings.py).
+      cfg: the settings of the model, in which ``auto`` is replaced by its value on these devices.
+      mesh: the devices over which a compiled program splits its rows (shardings.py).
     """
 
     cfg: TransformerXLConfig
     mesh: Mesh | None = None
 
     def __post_init__(self):
-        """Resolves the dtype ``auto`` for the devices."""
+        """Replaces settings ``auto`` by their values on the devices."""
         object.__setattr__(self, "cfg", resolved(self.cfg, self.mesh))
         super().__post_init__()
 
@@ -88,7 +89,7 @@ class TransformerXL(nn.Module):
 
     @names_the_nearest()
     def init_mems(self, batch_size: int | np.integer, mem_len: int | np.integer) -> Memory:
-        """Returns an empty memory of M slots for B streams; the model needs no parameters yet."""
+        """Returns an empty memory of M slots for B streams; this needs no parameters."""
         c = self.cfg
         batch_size = inputs_lib.size("batch_size", batch_size, 0)
         mem_len = inputs_lib.size("mem_len", mem_len, 0)
@@ -131,7 +132,7 @@ class TransformerXL(nn.Module):
     def __call__(
         self, tokens, mems, *, train: bool = False, reset=None, lengths=None, context_len=0
     ):
-        """Returns logits, float32 [B,T,V], and a new :class:`Memory`, or :class:`Cache` if given.
+        """Returns logits, float32 [B,T,V], and the new :class:`Memory`, or :class:`Cache` if given.
 
         With an adaptive softmax or a mixture, the logits are log-probabilities.
 

@@ -1,6 +1,6 @@
 """Attention to memory states that are not projected, for segments of few tokens.
 
-A key is W_k s and a value W_v s of a memory state s. The same scores and sums are
+A memory state s has the key W_k s and the value W_v s. Scores and sums can be rewritten as
 
     q.(W_k s) = (W_k^T q).s                sum_j a_j (W_v s_j) = W_v (sum_j a_j s_j)
 
@@ -23,7 +23,7 @@ from txl_jax.model.scores import content_scores, position_scores
 class States(NamedTuple):
     """States of memory, and what maps a state s to its key and value: ``kernel s + shift``.
 
-    A LayerNorm's scale is part of the kernels, and its bias and a bias of values of the shifts.
+    A LayerNorm's scale is part of the kernels; its bias and a bias of values, part of the shifts.
     """
 
     states: jax.Array  # [B,M,D]
@@ -32,7 +32,7 @@ class States(NamedTuple):
 
 
 def is_cheaper(seg_len: int, mem_len: int, d_head: int) -> bool:
-    """Tells whether states stay unprojected: these products are thin, so T is at most H / 8."""
+    """Tells whether states stay unprojected: only if T <= H / 8, since the products are thin."""
     return mem_len > 0 and 8 * seg_len <= d_head
 
 

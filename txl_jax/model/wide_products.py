@@ -6,7 +6,8 @@ AVX512-BF16). It uses them for float32 results, and for sums over the last axis 
     x [S,D] y [D,E]          x [S,D] y [E,D]^T          not x [S,D]^T g [S,E], a matrix's gradient
 
 So x is copied in another order for the third one. All other orders and bfloat16 results are several
-times slower, or as fast as float32. So are single rows, except under :func:`reading_rows`.
+times slower, or only as fast as float32. Single rows are slow too, except under
+:func:`reading_rows`.
 """
 
 import contextlib
@@ -39,8 +40,8 @@ def apply_to(platform: str, x: jax.Array, y: jax.Array) -> bool:
 def reading_rows() -> Iterator[None]:
     """Makes products of a single row, in a loop on a CPU, read the other factor at full speed.
 
-    The loop should keep it as :func:`to_bits` returns it, or its transpose if it has a batch
-    and its rows are multiplied. Not under ``jax.vmap``, where rows share the other factor.
+    The loop should keep the other factor as :func:`to_bits` returns it, but transposed if it has
+    batch axes and its rows are multiplied. Not for ``jax.vmap``, where rows share that factor.
     """
     token = _READING.set(True)
     try:
@@ -80,14 +81,14 @@ def _columns(x: jax.Array, y: jax.Array) -> jax.Array:
 def to_bits(tree: Any) -> Any:
     """Returns a tree whose bfloat16 arrays are replaced by their bits, uint16.
 
-    A loop under :func:`reading_rows` keeps them so, since XLA would copy bfloat16 ones.
+    A loop under :func:`reading_rows` keeps the bits, since XLA would copy bfloat16 arrays.
     """
     bits = lambda x: jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
     return jax.tree.map(bits, tree)
 
 
 def from_bits(tree: Any) -> Any:
-    """Returns the tree of which :func:`to_bits` made this one."""
+    """Undoes :func:`to_bits`."""
     number = lambda x: jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
     return jax.tree.map(number, tree)
 
@@ -95,8 +96,8 @@ def from_bits(tree: Any) -> Any:
 def _float32(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
     """Returns the float32 product of x [...,S,D] and y, whose ``axis`` is summed over.
 
-    A single row is computed as two. A caller must round what it sums over columns of y before it
-    transposes the result. XLA would otherwise move the transpose into the product after it has
+    A single row is computed as two. If ``axis`` is ``_COLUMNS``, a caller must round the result
+    before it transposes it. XLA would otherwise move the transpose into the product after it has
     chosen a kernel, and the program would fail when it runs.
     """
     lead, single = x.shape[:-2], x.shape[-2] == 1
@@ -115,10 +116,10 @@ def _of_a_row(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
     """Returns the float32 product of a row x [...,1,D] and y, as :func:`_float32`.
 
     XLA has no fast kernel for this, but elementwise kernels read arrays at the speed of memory. So
-    D is cut into eight parts, whose sum is one such kernel, and the rest of D. y is read as whole
-    numbers, because XLA converts slices of bfloat16 arrays to float32 first, and behind a barrier,
-    because XLA would otherwise convert y before a loop and keep it in float32. Sums over rows of a
-    batch, which are short, are ten times as fast if the transpose of y is in memory.
+    D is cut into eight parts, whose sum is one such kernel, and a rest. y is read as integers,
+    because XLA converts slices of bfloat16 arrays to float32 first, and behind a barrier, because
+    XLA would otherwise convert y before a loop and keep it in float32. Sums over rows of a batch,
+    which are short, are ten times as fast if the transpose of y is in memory.
     """
     y = jax.lax.bitcast_convert_type(y, jnp.uint16)
     if y.ndim > 2 and axis == _ROWS:
@@ -146,7 +147,7 @@ def _of_a_row(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
 
 def _of_columns(x: jax.Array, y: jax.Array) -> jax.Array:
     """Returns the products of columns of x [...,S,D] and y [...,S,E]: float32 [...,D,E]."""
-    if not all(isinstance(size, int) for size in x.shape):  # exported for any size
+    if not all(isinstance(size, int) for size in x.shape):  # a symbolic size of jax.export
         return jnp.einsum("...sd,...se->...de", x, y, preferred_element_type=jnp.float32)
     if x.shape[-2] % 2:
         x, y = (jnp.pad(z, [(0, 0)] * (z.ndim - 2) + [(0, 1), (0, 0)]) for z in (x, y))

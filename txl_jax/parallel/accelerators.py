@@ -106,7 +106,7 @@ def _failure(asked: str, said: list[tuple[int, str]]) -> str:
 
 def _explain(kind: str, said: list[tuple[int, str]]) -> str:
     """Returns reason, driver, plugin and fix for a kind of device that did not start."""
-    other = {"gpu": "'tpu'", "tpu": "'cuda'"}.get(kind)  # each may fail quietly
+    other = {"gpu": "'tpu'", "tpu": "'cuda'"}.get(kind)  # its messages are left out
     texts = [_brief(text) for _, text in said if not (other and other in text)]
     reason = "; ".join(dict.fromkeys(filter(None, texts)))
     if kind == "tpu":
@@ -126,7 +126,7 @@ def _brief(said: str) -> str:
 
 
 def _gpu_state() -> tuple[str, str]:
-    """Returns driver and plugin of GPUs, and what mends them."""
+    """Returns driver and plugin of GPUs, and the fix."""
     driver, capability = driver_of_gpus()
     versions = {extra: installed_version(f"jax-{extra}-plugin") for extra in _CUDA}
     plugins = {extra: version for extra, version in versions.items() if version}
@@ -163,7 +163,7 @@ def _gpu_fix(driver: str | None, extra: str | None, plugins: dict[str, str]) -> 
 
 
 def _tpu_state() -> tuple[str, str]:
-    """Returns device files and plugin of TPUs, and what mends them."""
+    """Returns device files and plugin of TPUs, and the fix."""
     version, files = installed_version("libtpu"), ", ".join(_files(_TPU_FILES))
     state = f"driver {files or 'not found (/dev/accel0, /dev/vfio/0)'}"
     if version is None:
@@ -209,11 +209,11 @@ def _files(patterns: tuple[str, ...]) -> list[str]:
 
 @contextmanager
 def _library_messages() -> Iterator[list[tuple[int, str]]]:
-    """Collects what JAX and its plugins log and warn of, with its level, instead of printing it."""
+    """Collects log messages and warnings of JAX and plugins, with levels, and prints none."""
     logger, handler = logging.getLogger("jax._src.xla_bridge"), _Collect()
     propagate, level = logger.propagate, logger.level
     logger.propagate = False
-    logger.setLevel(logging.INFO)  # a backend that fails quietly
+    logger.setLevel(logging.INFO)  # some failures are only logged as INFO
     logger.addHandler(handler)
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -226,7 +226,7 @@ def _library_messages() -> Iterator[list[tuple[int, str]]]:
 
 
 class _Collect(logging.Handler):
-    """Keeps level and text of each record, of an exception its message."""
+    """Keeps the level and the text of each record; the text of an exception is its message."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -34,11 +34,11 @@ _OPTION = "xla_gpu_per_fusion_autotune_cache_dir"
 def kept_choices(
     lowered: jax.stages.Lowered, mesh: Mesh, file: str
 ) -> Iterator[dict[str, bool | str] | None]:
-    """Gives XLA's options for compiling a program with the choices in ``file``, if there are any.
+    """Yields XLA's options for compiling a program with the choices in ``file``, if there are any.
 
-    Afterwards process 0 writes the program's choices to ``file``. Those of another version or kind
-    of GPU are not read. The options are ``None`` if the devices are not GPUs, or if this machine
-    has no folder for compiled programs.
+    Afterwards process 0 writes the program's choices to ``file``. Choices made by another version
+    or kind of GPU are not read. The options are ``None`` if the devices are not GPUs, or if this
+    machine has no folder for compiled programs.
     """
     root = cache_folder() if platform_of(mesh) == "gpu" else None
     if root is None:
@@ -58,7 +58,7 @@ def _fill(root: Path, program: tuple[str, ...], kept: Choices) -> Path:
     folder = root / _digest(*program)
     found = _read_folder(folder)
     if any(found.get(name, text) != text for name, text in kept.items()):
-        # The cache was lost, and another run of the program chose anew.
+        # The cache was lost, and another run of the program made new choices.
         folder = root / _digest(*program, json.dumps(kept, sort_keys=True))
         found = _read_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def _read_folder(folder: Path) -> Choices:
 
 
 def _read_file(file: str, made_by: str) -> Choices:
-    """Returns the choices of a run, or none if there are none, or the file is damaged."""
+    """Returns the choices in a file; none if it is absent, damaged or not of ``made_by``."""
     try:
         found = json.loads(path(file).read_text())
         kept = found["choices"] if found["made_by"] == made_by else {}

@@ -167,7 +167,7 @@ def _gib(size: int) -> str:
 
 
 def memory_of_each(devices: list[jax.Device] | None = None) -> int | None:
-    """Returns the bytes for a program on each device, if known; CPU devices share the host's."""
+    """Returns each device's bytes for a program, if known; CPU devices share the host's memory."""
     devices = devices or _devices(None)
     if devices[0].platform != "cpu":
         return (devices[0].memory_stats() or {}).get("bytes_limit")

@@ -19,8 +19,8 @@ def zero_after(
 ) -> jax.Array:
     """Returns an int32 zero that depends on ``done`` (floats, not empty, maybe NaN).
 
-    ``number`` is int32 [], not negative, and unknown to the compiler. The devices of ``mesh`` share
-    ``done`` over ``axes``. Each waits only for its own part, without a collective operation.
+    ``number`` is int32 [], not negative, and unknown to the compiler. ``done`` is sharded over
+    ``axes`` of ``mesh``. Each device waits only for its own part, without a collective operation.
     """
     if mesh is None or mesh.size == 1:
         return _zero_after(done, number)

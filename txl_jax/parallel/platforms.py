@@ -18,7 +18,7 @@ def platform_of(mesh: Mesh | None) -> str:
 
 
 def compute_capability(mesh: Mesh | None) -> int | None:
-    """Returns the compute capability of NVIDIA GPUs, such as 90 for an H100; ``None`` of others."""
+    """Returns the compute capability of NVIDIA GPUs, such as 90 (H100); ``None`` for others."""
     found = re.fullmatch(r"(\d+)\.(\d)", _capability(mesh))
     return int(found[1] + found[2]) if found else None
 
@@ -50,4 +50,4 @@ def cpu_has_bfloat16() -> bool:
 
 def _capability(mesh: Mesh | None) -> str:
     device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
-    return str(getattr(device, "compute_capability", ""))  # 9.0, or such as gfx942
+    return str(getattr(device, "compute_capability", ""))  # such as 9.0 or gfx942

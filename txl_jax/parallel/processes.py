@@ -65,7 +65,7 @@ def initialise(
     order_collectives(distributed or coordinator is not None)
     if not distributed and coordinator is None:
         return
-    logging.getLogger("jax._src.distributed").setLevel(logging.WARNING)  # who connects to whom
+    logging.getLogger("jax._src.distributed").setLevel(logging.WARNING)  # no connection messages
     jax.config.update("jax_enable_preemption_service", takes_notice)
     try:
         jax.distributed.initialize(
@@ -152,7 +152,7 @@ def on_process_zero(work: Callable[[], T]) -> T:
 
     The result must be a JSON value; tuples become lists. If ``work`` raises an error,
     process 0 raises it and the others raise OtherProcessError. ``work`` must not wait for other
-    processes, also not by this function; that is a RuntimeError with one process too.
+    processes. If it calls this function, that is a RuntimeError, even with one process.
     """
     _check_not_alone()
     if not many():

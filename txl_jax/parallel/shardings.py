@@ -46,7 +46,7 @@ PARAMETERS: dict[str, tuple[str | None, ...]] = {
     "mixture_latent": ("fsdp", None, None),  # [D,K,d]
     "past_weight": ("fsdp", None),  # [d,d]
     "past_bias": ("tensor",),  # [V]
-    # Small ones are replicated.
+    # Small parameters are replicated.
     "scale": (None,),  # [D]
     **dict.fromkeys((f"norm_{at}/bias" for at in ("attention", "feed_forward", "output")), (None,)),
     **dict.fromkeys((f"gate_{at}/bias" for at in ("attention", "feed_forward")), (None,)),
@@ -66,13 +66,13 @@ def make_mesh(
     micro_batches: int = 1,
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """Returns the mesh that trains; ``data=-1`` uses the most devices that divide a batch's rows.
+    """Returns the training mesh; ``data=-1`` uses the most devices that divide a batch's rows.
 
-    ``devices`` are all devices of the run unless given. With several processes all of them take
-    part: those that the rows leave repeat the work of others, over the axis ``copies``. Raises
+    ``devices`` are all devices of the run unless given. With several processes all devices take
+    part: those that get no rows repeat the work of others, along the axis ``copies``. Raises
     ConfigError if the devices are too few, if they do not divide rows, heads or inner width, or if
-    the mesh does not divide the devices of several processes or a TPU slice, for parts of which
-    libtpu has no programs.
+    the size of the mesh does not divide the devices of several processes or of a TPU slice (libtpu
+    has no programs for other parts of one).
     """
     devices = jax.devices() if devices is None else devices
     rows = batch_size // micro_batches
@@ -94,10 +94,10 @@ def scoring_mesh(
     batch_size: int,
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """Returns the mesh that scores ``batch_size`` streams, which an evaluator pads with empty rows.
+    """Returns the mesh to score ``batch_size`` streams, which an evaluator pads with empty rows.
 
-    ``data=-1`` uses the fewest devices on which no device has more rows than on all of them, or all
-    devices if several processes have them. Raises ConfigError as :func:`make_mesh`.
+    ``data=-1`` uses the fewest devices that have no more rows each than all devices would have, or
+    all devices if there are several processes. Raises ConfigError like :func:`make_mesh`.
     """
     devices = jax.devices() if devices is None else devices
     fitting, data = _data_sizes(c, devices), c.data
@@ -140,7 +140,7 @@ def copies(mesh: Mesh | None) -> int:
 
 
 def _data_sizes(c: MeshConfig, devices: Sequence[jax.Device]) -> list[int]:
-    """Returns the numbers that the axis ``data`` can have on some of the devices."""
+    """Returns the sizes that the axis ``data`` can have on these devices or a part of them."""
     count, others = len(devices), c.fsdp * c.tensor
     return [n for n in range(1, count // others + 1) if _is_part(n * others, devices)]
 
@@ -266,7 +266,7 @@ class Shardings:
 
 def _rule_of(path: tuple[Any, ...], n_axes: int) -> tuple[str | None, ...]:
     """Returns the mesh axes of the last axes of a parameter, or of one of its moments."""
-    own = n_axes - ("layers" in _name(path).split("/"))  # without that of stacked layers
+    own = n_axes - ("layers" in _name(path).split("/"))  # without the axis of stacked layers
     unknown = ("fsdp", *[None] * (own - 1)) if own > 1 else ()
     return PARAMETERS.get(_key(path), unknown)[:n_axes]
 
@@ -287,8 +287,8 @@ def _key(path: tuple[Any, ...]) -> str:
 def vary_alike(tree: Any) -> Any:
     """Makes arrays inside of ``jax.shard_map`` vary over the axes over which any of them varies.
 
-    A loop needs it, because the type of a carry may not change. The gradient of an array that is
-    the same on all devices is summed over them. Elsewhere the arrays are returned as they are.
+    A loop needs this, because the type of a carry may not change. The gradient of an array that is
+    the same on all devices is summed over them. Outside of ``jax.shard_map`` nothing changes.
     """
     axes = frozenset[Any]().union(*map(_varying, jax.tree.leaves(tree)))
     if not axes:
@@ -363,7 +363,8 @@ def sharded_over_rows(function: Callable, mesh: Mesh | None, n_rows: int) -> Cal
 def equal_on_copies(tree: Any, mesh: Mesh | None) -> Any:
     """Returns the mean of arrays over the axis ``copies``, or the arrays if there is no such axis.
 
-    Groups of devices may sum in different orders. Without this, rounding would drive them apart.
+    Groups of devices may sum in different orders. Without the mean, rounding would make the copies
+    differ more and more.
     """
     if copies(mesh) == 1:
         return tree

@@ -121,7 +121,7 @@ def compile_program(program: RunProgram, device: jax.Device) -> Program:
 
 
 def _compile(lowered: jax.stages.Lowered, options: dict[str, Any]) -> jax.stages.Compiled:
-    """Compiles a program; for an absent GPU, by cuBLAS if a product has no tiles of Triton.
+    """Compiles a program; for an absent GPU, with cuBLAS if XLA's Triton tiles fail for a product.
 
     Without a GPU there is no autotuner, so XLA's first choice of tiles is final. What the
     autotuner of a GPU does with such a product is *not run*.
@@ -139,7 +139,7 @@ def _compile(lowered: jax.stages.Lowered, options: dict[str, Any]) -> jax.stages
 def compiler_options(device: jax.Device) -> dict[str, Any]:
     """Returns the options with which a program is compiled for a device that may be absent."""
     if device.platform in ("gpu", "cuda") and jax.default_backend() != "gpu":
-        # The compiler asks the CUDA device of an H100 how much memory a sort of CUB needs.
+        # For CUB's sort on an H100, the compiler would ask a CUDA device for the memory it needs.
         return {"xla_gpu_enable_cub_radix_sort": False}
     return {}
 

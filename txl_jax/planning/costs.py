@@ -60,9 +60,9 @@ def library_calls(text: str) -> dict[str, int]:
 def matrix_products(text: str) -> tuple[str, ...]:
     """Returns the kinds of matrix products of a lowered program, from its text ``as_text()``.
 
-    A kind is ``bfloat16`` or such as ``float32 at default`` or ``float32 at highest``: the dtype of
-    the factors, and for float32 the precision that is asked for. ``default`` is float32 on a CPU,
-    TF32 on a GPU from Ampere on, and bfloat16 on a TPU.
+    A kind is for example ``bfloat16``, ``float32 at default`` or ``float32 at highest``: the dtype
+    of the factors, and for float32 the precision that is asked for. ``default`` is float32 on a
+    CPU, TF32 on a GPU from Ampere on, and bfloat16 on a TPU.
     """
     found = set()
     for line in text.splitlines():
@@ -157,7 +157,7 @@ def trip_count(line: str, condition: list[str]) -> int:
 
 
 def _size(shapes: str, kind: str, started: bool) -> int:
-    """Returns the bytes of a result; an asynchronous one's type also has operands or counters."""
+    """Returns the bytes of a result; types of asynchronous ones also have operands or counters."""
     sizes = [_bytes(*shape) for shape in re.findall(r"(\w+?\d*)\[([\d,]*)\]", shapes)]
     if started and kind == "all-gather":
         sizes = sizes[len(sizes) // 2 :]

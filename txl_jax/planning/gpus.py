@@ -1,4 +1,4 @@
-"""NVIDIA GPUs that are not at hand, for XLA's compiler for GPUs, which needs no driver.
+"""Descriptions of NVIDIA GPUs that are not at hand, for XLA's compiler, which needs no driver.
 
 A description is a GpuTargetConfigProto of XLA in its text form. Its figures are those of XLA's own
 descriptions (V100, A100, H100, H200, B200), or of NVIDIA's data sheets and the CUDA C++
@@ -69,10 +69,10 @@ GPUS = {
 """The GPUs that are described here."""
 _WHEELS = ("jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-nvvm", "nvidia-cuda-nvcc")
 _SCALAR = ((4, 64, 1), (8, 64, 1), (10, 128, 2), (11, 128, 1), (12, 64, 1), (16, 128, 2))
-"""Of each kind of number (its code in XLA): units per processor, operations per clock."""
+"""For each kind of number: its code in XLA, units per processor, operations per clock."""
 _MATRIX = {2: 1024, 6: 1024, 10: 512, 11: 256, 12: 32, 16: 512}
 _MATRIX |= dict.fromkeys((19, 20, 23, 24, 25, 28, 29, 33, 35, 36), 1024)
-"""Of each kind of number: operations per clock of a tensor core of Hopper."""
+"""For each kind of number, by its code: operations per clock of a tensor core of Hopper."""
 
 
 def gpu_devices(topology: str) -> list[jax.Device]:

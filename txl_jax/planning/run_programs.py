@@ -52,7 +52,7 @@ from txl_jax.training.step import compiled_step, dispatch_shapes
 
 
 class Flops(NamedTuple):
-    """The operations of a call by formula; ``device`` counts all those on one device."""
+    """The operations of a call by formula; ``device`` counts all operations on one device."""
 
     model: float
     recomputed: float

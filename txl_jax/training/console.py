@@ -43,7 +43,7 @@ class Console:
         self._total_steps, self._unit, self._silent = total, unit, silent
         self._label = f"{label}  " if label else ""
         self._windows = collections.deque[_Window](maxlen=_WINDOWS)
-        self._start = self._last = self._done = _Window(0.0, step, 0)  # last: at a window's end
+        self._start = self._last = self._done = _Window(0.0, step, 0)  # last: where a window ended
         self._bar, self._stream = None, stderr()
         self._last_line = 0.0  # training seconds
         if progress is None:
@@ -51,7 +51,7 @@ class Console:
         if progress and not silent:
             from tqdm import tqdm
 
-            form = "step {n_fmt}/{total_fmt} |{bar}| {desc}"  # the bar takes what the text leaves
+            form = "step {n_fmt}/{total_fmt} |{bar}| {desc}"  # the bar takes the remaining width
             dynamic = has_width(self._stream)
             size: dict[str, Any] = {"dynamic_ncols": True} if dynamic else {"ncols": 79}
             self._bar = tqdm(total=total, initial=step, file=self._stream, bar_format=form, **size)
@@ -116,9 +116,9 @@ class Console:
     def _speed(self) -> str:
         """Returns the tokens per second and the remaining time, as text.
 
-        Both are those of the median of recent updates. So a pause, as of a laptop asleep or for
-        another program, changes neither. The first window can be a single update, which loads the
-        program: until there are two, they are those of all updates.
+        Both come from the window with the median time per update. So a pause, such as a laptop's
+        sleep, changes neither. The first window can be a single update, which loads the program;
+        so if there are fewer than two windows, both come from all updates.
         """
         recent = self._windows if len(self._windows) > 1 else [self._done.since(self._start)]
         windows = [w for w in recent if w.updates > 0]

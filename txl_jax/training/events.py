@@ -42,7 +42,7 @@ class Logger:
         """Starts to log a run in ``workdir``, with its settings, after ``step`` updates."""
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Logs numbers after an update. They are finite; a number that is not is left out."""
+        """Logs numbers after an update. Numbers that are not finite have been left out."""
 
     def text(self, step: int, name: str, text: str) -> None:
         """Logs a text, such as the ``sample`` at the end of a run."""
@@ -64,12 +64,12 @@ class Loggers(Logger):
             self._started.append(logger)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Sends numbers."""
+        """Sends numbers to every started logger."""
         for logger in self._started:
             logger.metrics(step, values)
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Sends a text."""
+        """Sends a text to every started logger."""
         for logger in self._started:
             logger.text(step, name, text)
 

@@ -116,7 +116,7 @@ def load_initial_params(
         params = jax.jit(stack_layers, out_shardings=stacked)(params)
     spread = shardings.optimizer_state(state.opt_state)
     state = state.replace(params=params, opt_state=None)  # gives memory back before it is needed
-    start = lambda params: optimizer.init(jax.tree.map(jnp.copy, params))  # both are donated
+    start = lambda params: optimizer.init(jax.tree.map(jnp.copy, params))  # updates donate both
     return state.replace(opt_state=jax.jit(start, out_shardings=spread)(params))
 
 

@@ -18,8 +18,8 @@ def train(plan: Plan, guard: PreemptionGuard, loggers: Sequence[Logger] = ()) ->
 
     Training starts from the newest checkpoint of the workdir, or from the newest that all seeds
     have. A resumed run and an uninterrupted run end with the same bits: the whole state is
-    restored, and the data and the dropout are functions of the step. ``loggers`` has one for each
-    seed, which is started, and not closed.
+    restored, and the data and the dropout are functions of the step. ``loggers`` has a logger for
+    each seed, which is started but not closed here.
 
     Raises:
       ConfigError: the program does not fit the memory, or ``train.start_from`` has changed.
@@ -40,7 +40,7 @@ def train(plan: Plan, guard: PreemptionGuard, loggers: Sequence[Logger] = ()) ->
             program = None if guard.requested() else seeds.program()
         state = seeds.make_state()
 
-        # A run that was stopped during a validation makes up for it.
+        # If the run was stopped during a validation, that validation is run again.
         for i, trainer in enumerate(trainers):
             if not trainer.validated:
                 trainer.validated = trainer.validate(step, seeds.part(state, i), replace=True)

@@ -2,8 +2,8 @@
 
 A small model does not use a whole GPU. Runs that differ only in their seed can share kernels (the
 speed-up is *not run*). Fused attention computes one seed after the other. ``jax.vmap`` maps the
-step over a leading axis of states and batches. Each seed has its own workdir, and the result of a
-run of its own up to rounding.
+step over a leading axis of states and batches. Each seed has its own workdir, and its result is
+that of a run of a single seed, up to rounding.
 
     runs/ptb/seed_0/   config.json  checkpoints/  metrics.jsonl ..     seed s
     runs/ptb/seed_1/                                                  seed s + 1
@@ -58,7 +58,7 @@ def open_seeds(
 
 
 class StackedSeeds:
-    """What the loop asks a :class:`Trainer` for, stacked on a leading axis of seeds."""
+    """The methods of a :class:`Trainer` that the loop calls, with a leading axis of seeds."""
 
     def __init__(self, trainers: list[Trainer]):
         self.trainers, self.step, self._first = trainers, trainers[0].step, trainers[0]

@@ -6,9 +6,9 @@ With the gradient g of a matrix of n inputs and m outputs, and b = ``optimizer.m
     step        0.2 sqrt(max(n, m)) orthogonal(b s + g)
 
 ``orthogonal`` moves all singular values of a matrix near 1 with five Newton-Schulz iterations
-(kellerjordan.github.io/posts/muon). The factor gives the step the root mean square of Adam's steps
-(Liu et al. 2025, "Muon is scalable for LLM training", section 2.2), so learning rates are alike.
-Adam updates the other parameters: embeddings, softmax, biases and LayerNorms.
+(kellerjordan.github.io/posts/muon). The factor gives the step the root mean square of Adam's steps,
+so that learning rates are comparable (Liu et al. 2025, "Muon is scalable for LLM training",
+section 2.2). Adam updates the other parameters: embeddings, softmax, biases and LayerNorms.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ import optax
 
 ITERATIONS = 5
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
-"""Of the Newton-Schulz iteration (Jordan 2024)."""
+"""The coefficients of the Newton-Schulz iteration (Jordan 2024)."""
 ADAM_SIZE = 0.2
 """The root mean square of Adam's steps (Liu et al. 2025)."""
 
@@ -53,9 +53,9 @@ def scale_by_muon_and_adam(
 def orthogonal_steps() -> optax.GradientTransformation:
     """Makes the updates of matrices orthogonal, with the root mean square of Adam's steps.
 
-    One loop has the iterations of all matrices, so that small products run beside each other. An
-    update of three layers of width 128 then takes 110 to 113 ms, and 116 to 118 ms if matrices of
-    one shape are stacked (measured, medians of alternating processes, two busy cores).
+    One loop has the iterations of all matrices, so that small products run in parallel. An update
+    of three layers of width 128 then takes 110 to 113 ms, but 116 to 118 ms if matrices of one
+    shape are stacked (measured, medians of alternating processes, two busy cores).
     """
 
     def update(updates, state, params=None):

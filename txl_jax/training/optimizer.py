@@ -128,8 +128,8 @@ def for_each_layer(optimizer: optax.GradientTransformation) -> optax.GradientTra
     """Gives an optimizer one tree of parameters for each layer, also where layers are stacked.
 
     Rules such as Adafactor's treat each array as a whole, and the axes of their state are not those
-    of the parameters. So results and checkpoints do not depend on ``scan_layers``. The trees are
-    named ``one_layer_n``, which :mod:`txl_jax.model.layout` leaves alone.
+    of the parameters. With a tree for each layer, results and checkpoints do not depend on
+    ``scan_layers``. The trees are named ``one_layer_n``, so model/layout.py does not stack them.
     """
 
     def apart(tree):

@@ -1,4 +1,4 @@
-"""The plan of a run: everything that it is built from, each built once. Building is the check.
+"""The plan of a run: all objects that it needs, each built once. Building them is the check.
 
     settings ──▶ mesh ──▶ text ──▶ evaluators, streams, model, optimizer ──▶ locked workdirs
 
@@ -82,10 +82,10 @@ _SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
 @dataclasses.dataclass(frozen=True)
 class StepSetup:
-    """What the program of an update is made of. Runs that differ only in their seed share it.
+    """The parts of the program of an update. Runs that differ only in their seed share them.
 
     ``abstract`` has the shapes and shardings of the state, and ``draw`` returns the first state of
-    a seed, uint32 []. It is one function, so that JAX traces it once.
+    a seed, uint32 []. All uses take this one function, so that JAX traces it once.
     """
 
     exp: ExperimentConfig
@@ -160,8 +160,8 @@ class Plan:
     """A run of one or several seeds that has been checked. Several seeds share all but ``runs``.
 
     ``validation`` scores the validation split. ``evaluators`` score the split of the final
-    evaluation, one for each protocol, with the model as ``evaluated`` says. If ``auto_dtype``, the
-    user left ``model.dtype`` to the devices.
+    evaluation, one for each protocol, and ``evaluated`` are the model's settings in it. If
+    ``auto_dtype``, the user left ``model.dtype`` to the devices.
     """
 
     corpus: Corpus
@@ -206,7 +206,7 @@ def build_plan(
 ) -> Plan:
     """Returns the plan of a run with complete settings; errors are those of :func:`plan_run`."""
     mesh, scoring = meshes or build_meshes(exp)
-    # What reads the text, and says that it is too short, before what only the devices can refuse.
+    # The text is checked, for example its length, before what depends on the devices only.
     validation = split_evaluator(exp.model, exp.validate, corpus, mesh, VALIDATION)
     evaluated = _evaluated(exp.model, auto_dtype)
     scored = dataclasses.replace(exp, model=evaluated)
@@ -314,7 +314,7 @@ def seed_runs(exp: ExperimentConfig, workdir: str) -> list[tuple[ExperimentConfi
 
 
 def _begun_model(exp: ExperimentConfig, workdir: str) -> TransformerXLConfig:
-    """Returns the model's settings; a begun run keeps its dtype on other devices too."""
+    """Returns the model's settings; a resumed run keeps the dtype that ``auto`` chose first."""
     begun = lambda: path(workdir, CONFIG).exists()
     if exp.model.dtype != "auto" or not on_process_zero(begun):
         return exp.model
@@ -325,7 +325,8 @@ def _begun_model(exp: ExperimentConfig, workdir: str) -> TransformerXLConfig:
 def _evaluated(c: TransformerXLConfig, auto_dtype: bool) -> TransformerXLConfig:
     """Returns the model's settings in the final evaluation, which loads it from its checkpoint.
 
-    The dtype is ``auto`` again if the user left it to the devices and ``auto`` means the same here.
+    The dtype is ``auto`` again if the user left it to the devices and ``auto`` means the same for
+    the evaluation.
     """
     own = dataclasses.replace(c, dtype="auto")
     same = auto_dtype and resolved(own, None).dtype == c.dtype
@@ -333,11 +334,11 @@ def _evaluated(c: TransformerXLConfig, auto_dtype: bool) -> TransformerXLConfig:
 
 
 def check_training_memory(exp: ExperimentConfig, meshes: Meshes) -> None:
-    """Raises ConfigError if parameters, optimizer state, gradient or memory exceed the devices'.
+    """Raises ConfigError if parameters, optimizer state, gradient or memory do not fit the devices.
 
-    These arrays are only a part, so that no text is read for what can never run. The update's
-    compiled program is compared before the state is made. An unknown vocabulary counts as the
-    fewest words that the model can have.
+    These arrays are only a part of what training needs, but this check needs no text. The compiled
+    program of an update is checked later, before the state is made. An unknown vocabulary counts as
+    the fewest words that the model can have.
     """
     check_platform(exp.model.kernel, meshes.training)
     sized = dataclasses.replace(exp, model=_one_layer_traced(exp.model))
@@ -366,7 +367,7 @@ def _one_layer_traced(c: TransformerXLConfig) -> TransformerXLConfig:
     c = dataclasses.replace(c, vocab_size=words)
     try:
         return dataclasses.replace(c, scan_layers=True)
-    except ConfigError:  # of a change of the model (docs/change.md)
+    except ConfigError:  # from a changed model's rule (docs/change.md)
         return c
 
 

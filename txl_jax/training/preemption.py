@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 from txl_jax.parallel import processes
 
 WARNINGS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-"""Signals that end a process by default, of a closed terminal and of schedulers before a limit."""
+"""Signals of closed terminals, and of schedulers before a limit; by default they end a process."""
 
 
 class PreemptionGuard:

@@ -38,7 +38,7 @@ from txl_jax.training.preemption import PreemptionGuard
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal stopped a run. The text says what is saved; no other run may begin after that."""
+    """A signal stopped a run. The text says what is saved; no other run may start afterwards."""
 
     def __init__(self, received: signal.Signals, saved: str):
         super().__init__(f"stopped by {received.name}, {saved}")
@@ -108,7 +108,7 @@ def is_trained(exp: ExperimentConfig, workdir: str) -> bool:
 
 
 def check_steps(exp: ExperimentConfig, workdir: str) -> None:
-    """Raises WorkdirError if a finished run would get more steps; it has the command to continue.
+    """Raises WorkdirError, with a command to continue, if a finished run would get more steps.
 
     The learning rate of each step depends on the number of steps, so a longer run is another run.
     Only process 0 runs this check, so it must not wait for other processes.
@@ -189,7 +189,7 @@ def score_own_text(trained: TrainedModel, of_run: ExperimentConfig) -> Evaluatio
 
 
 def longer_memory(exp: ExperimentConfig, of_run: ExperimentConfig) -> str:
-    """Returns a note if an evaluation has a longer memory than any that the run was scored with."""
+    """Returns a note if an evaluation has a longer memory than any of training or scoring."""
     known = max(of_run.train.mem_len, of_run.validate.mem_len, of_run.evaluate.mem_len)
     if exp.evaluate.mem_len <= known:
         return ""
@@ -206,11 +206,11 @@ def headline(result: Evaluation) -> str:
 
 
 def stored_experiment(workdir: str, start_from: str | None = None) -> ExperimentConfig:
-    """Returns the experiment of a run that has begun in a workdir, of all its seeds.
+    """Returns the experiment, of all its seeds, of a run that has begun in a workdir.
 
-    Without one, it is that of ``start_from``, whose model a new run begins with.
-    Raises WorkdirError if there is no run, if the only one is in a folder of its seed, if a seed
-    between others is missing, or if the settings cannot be used.
+    Without such a run, returns the experiment of ``start_from``, whose model a new run starts from.
+    Raises WorkdirError if there is no run, if the only one is in the folder of a single seed, if a
+    seed between others is missing, or if the settings cannot be used.
     """
     if path(workdir, CONFIG).exists():
         return loaded_experiment(workdir)

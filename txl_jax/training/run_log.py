@@ -10,12 +10,12 @@
      "timing": {"seconds": 8.1, "tokens_per_second": 12345.6,
                 "data_seconds": 0.02, "save_seconds": 0.3, "attention": "xla"}}
 
-``kind`` is train, valid or test. ``loss`` is in nats per token, and follows in the unit of the
-text: ``bpb`` (bits per byte), ``bpc`` (bits per character) or ``ppl`` (perplexity). ``skipped``
+``kind`` is train, valid or test. ``loss`` is in nats per token; the next key has it in the unit of
+the text: ``bpb`` (bits per byte), ``bpc`` (bits per character) or ``ppl`` (perplexity). ``skipped``
 counts skipped updates, which the means exclude. ``data_seconds``, the wait for data, is part of
-``seconds``. ``save_seconds``, for which saves blocked training, is not. ``attention`` is the
-implementation that computed it (model/kernels). Two identical runs have identical records, except
-for ``timing``. A number that is not finite is ``null``.
+``seconds``. ``save_seconds``, for which saves blocked training, is not. ``attention`` names the
+implementation of attention (model/kernels). Two identical runs have identical records, except for
+``timing``. A number that is not finite is ``null``.
 """
 
 import collections

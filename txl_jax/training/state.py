@@ -103,7 +103,7 @@ def candidates(state: TrainState, c: AverageConfig, step: int) -> dict[str, Any]
 
 
 def choose_weights(losses: dict[str, float], c: AverageConfig) -> str:
-    """Chooses the best candidate or ``average.use``, or ``raw`` if that average has not begun."""
+    """Returns ``average.use``, or ``raw`` if it has not begun; for ``best``, the best candidate."""
     if c.use == "best":
         return min(losses, key=lambda name: losses[name])
     return c.use if c.use in losses else RAW

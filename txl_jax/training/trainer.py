@@ -216,7 +216,7 @@ class Trainer:
         return dispatch_shapes(self.exp.train, self.streams, self.text is not None)
 
     def part(self, tree: Any, seed: int) -> Any:
-        """Returns a seed's part of a state or of metrics: all of it."""
+        """Returns a seed's part of a state or of metrics, which is all of it here."""
         return tree
 
     def step_done(self, step: int, metrics: Metrics, state: Callable[[], TrainState]) -> None:
@@ -311,7 +311,7 @@ class Trainer:
     def _failing(self, tolerated: bool) -> Iterator[None]:
         """Logs that a save failed, or raises CheckpointError if that is not tolerated.
 
-        With many processes it never is: the others wait during their saves.
+        With many processes no failure is tolerated, since the others wait for it in their saves.
         """
         try:
             yield

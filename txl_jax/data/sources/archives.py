@@ -1,4 +1,4 @@
-"""Unpacks archives, with Python's safe filter for tar archives."""
+"""Unpacks tar and zip archives, with the checks of Python's safe filter for tar archives."""
 
 import contextlib
 import functools
@@ -78,7 +78,7 @@ def archive_errors(where: object, fix: str, done: str = "read") -> Iterator[None
     except Exception as error:
         if not isinstance(error, BROKEN) and type(error).__name__ != "ZstdError":
             raise
-        if reason := getattr(error, "strerror", None):  # of the system, not of its bytes
+        if reason := getattr(error, "strerror", None):  # the system's error, not damaged content
             raise DataError(f"{where}: cannot be {done} ({reason})") from error
         lines = str(error).splitlines() or ["it is damaged"]
         several = "it is damaged, or neither a tar nor a zip archive"
@@ -105,7 +105,7 @@ def _zip_members(archive: Path) -> Iterator[Member]:
 
 
 def _check_member(name: str, plain: bool, what: str) -> None:
-    """Does what ``tarfile.data_filter`` does, which Python 3.11.0 to 3.11.3 lack."""
+    """Refuses members as ``tarfile.data_filter`` does, which Python 3.11.0 to 3.11.3 lack."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts:
         raise DataError(f"{what}: {name} in it would be outside the destination")

@@ -35,15 +35,15 @@ class PublishedCorpus:
     name: str
     title: str
     url: str  # of the archive
-    names: Mapping[str, str]  # the files to take from the archive: one for each split, or one raw
+    names: Mapping[str, str]  # files to take from the archive: one per split, or one raw file
     patterns: tuple[str, ...]  # names of a folder's files by split, in order of preference
     counts: Mapping[tuple[str, str], int | range]
     counted: tuple[str, ...] = SPLITS
     protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     inside: tuple[str, ...] = (".",)  # subfolders to search, in this order
-    md5: Mapping[str, str] = dataclasses.field(default_factory=dict)  # published for ``names``
+    md5: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the files in ``names``
     archive_md5: str | None = None
-    decode: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None  # decodes pattern 0
+    decode: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None  # for files of patterns[0]
     decoded_key: str = ""  # the protocol's key that records whether files were decoded
     strip: bool = False  # whether white space at the ends of each split is left out
 
@@ -143,7 +143,7 @@ class PublishedCorpus:
         return True, "published data (md5 checked)"
 
     def _other_md5(self, files: Mapping[str, Path]) -> dict[str, str]:
-        """Returns the md5 of those files whose published md5 is another."""
+        """Returns the md5 of those files for which another md5 is published."""
         found = {key: source.file_hash(files[key], "md5") for key in self.md5}
         return {key: md5 for key, md5 in found.items() if md5 != self.md5[key]}
 
@@ -247,7 +247,7 @@ ENWIK8 = PublishedCorpus(
     title="enwik8, the authors' protocol (newline bytes left out)",
     url="http://mattmahoney.net/dc/enwik8.zip",
     names={"enwik8": "enwik8"},
-    patterns=("{}.txt", "{}.txt.raw", "{}.raw"),  # prepared by the authors' script; the text
+    patterns=("{}.txt", "{}.txt.raw", "{}.raw"),  # the authors' script's numbers; then raw text
     counts=_counts("bytes", _SIZES, 204),
     protocol={"protocol": "authors"},
     md5={"enwik8": "a1fa5ffddb56f4953e226637dabbb36a"},
@@ -266,7 +266,7 @@ TEXT8 = dataclasses.replace(
     title="text8",
     url="http://mattmahoney.net/dc/text8.zip",
     names={"text8": "text8"},
-    # a split loses at most the one space at each of its ends
+    # a split loses at most one space at each of its ends
     counts=_counts("bytes", tuple(range(size - 2, size + 1) for size in _SIZES), 27),
     protocol={},
     md5={"text8": "3bea1919949baf155f99411df5fada7e"},

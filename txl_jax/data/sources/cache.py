@@ -43,7 +43,7 @@ def make_folder(final: Path, fill: Callable[[Path], object]) -> Path:
 
 @contextlib.contextmanager
 def unfinished_download(final: Path) -> Iterator[Path]:
-    """Locks and yields what was downloaded of ``final``, which the next call can resume."""
+    """Locks and yields the partial download of ``final``, which the next call can resume."""
     path = final.with_name(f"{final.name}.part")
     with _locked(final):
         with write_errors(final.parent):
@@ -57,7 +57,7 @@ def unfinished_download(final: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes what killed processes left in ``folder``; one without lock file is the user's own."""
+    """Removes unfinished folders of killed processes; one without a lock file is the user's own."""
     for path in folder.glob("*.unfinished"):
         lock = _lock_file(path.with_suffix(""))
         if lock.is_file() and path.is_dir() and not path.is_symlink():
@@ -71,7 +71,7 @@ def remove_folder(final: Path, expected: tuple[int, int]) -> bool:
         if folder_identity(final) != expected:
             return False
         unfinished = final.with_name(f"{final.name}.unfinished")
-        os.rename(final, unfinished)  # in one move: no process finds half of it
+        os.rename(final, unfinished)  # no process finds the folder half removed
         shutil.rmtree(unfinished, ignore_errors=True)
         return True
 
@@ -91,7 +91,7 @@ def rename_folder(complete: Path, final: Path) -> None:
 
 
 def json_hash(value: Any, sort_keys: bool = False) -> str:
-    """Returns the sha256 of a JSON value, the key of what is kept for it."""
+    """Returns the sha256 of a JSON value, which identifies it."""
     return hashlib.sha256(json.dumps(value, sort_keys=sort_keys).encode()).hexdigest()
 
 
@@ -104,7 +104,7 @@ def write_npy(path: Path, dtype: np.dtype, parts: Iterable[np.ndarray]) -> int:
         for part in parts:
             part.astype(dtype, copy=False).tofile(file)
             n += len(part)
-        file.seek(0)  # the header is as long for any n: NumPy pads it
+        file.seek(0)  # the header has the same length for any n, because NumPy pads it
         np.lib.format.write_array_header_1_0(file, {**header, "shape": (n,)})
     return n
 

@@ -10,13 +10,13 @@ from txl_jax.paths import BUCKETS, path, store
 from txl_jax.standard_streams import stderr
 
 BESIDE = ("symbols.json", "meta.pkl", "1b_word_vocab.txt", "{}.starts.npy")
-"""Files that are read beside a single file, if they are there; ``{}`` is its name without end."""
+"""Files that are also read if they are beside a single file, whose stem is ``{}``."""
 
 
 def local_copy(address: str, cache: Path) -> Path | None:
-    """Returns the copy of an object or a folder, or ``None`` if the bucket has none.
+    """Returns the local copy of an object or folder, or ``None`` if the bucket has no such name.
 
-    It is made once for each state of the objects: their names, sizes and generations are its key.
+    A copy is made once for each state: its key is the objects' names, sizes and generations.
     """
     path(address)  # raises an error if the bucket cannot be used
     root = address.removeprefix(BUCKETS).rstrip("/")

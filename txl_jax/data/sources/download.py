@@ -34,7 +34,10 @@ def check_hash(expected: str, what: str, whose: str = "as data.hash says") -> Ch
 
 
 def download(url: str, into: Path, check: Check) -> Path:
-    """Downloads ``url`` to the file ``into``, unless this file exists, or raises DataError."""
+    """Downloads ``url`` to the file ``into``, unless this file exists and passes ``check``.
+
+    Raises DataError if the download fails or does not pass ``check``.
+    """
     if into.exists():
         with contextlib.suppress(DataError):
             check(into)
@@ -51,7 +54,7 @@ def download_folder(
 
     ``extract`` takes the downloaded file, which ``check`` has checked, and an empty folder to write
     to. Returns the sha256 that each file had when it was downloaded, by its path in the folder.
-    Raises DataError as :func:`download` does, or if ``extract`` fails, and then keeps no files.
+    Raises DataError as :func:`download` does, or if ``extract`` fails; then no files are kept.
     """
 
     def fill(folder: Path) -> None:
@@ -99,7 +102,7 @@ def _downloaded(url: str, name: Path, check: Check | None) -> Iterator[Path]:
 
 
 def _fetch(url: str, file: Path, kept: str) -> bool:
-    """Completes ``file`` or raises DataError; returns whether a part of it existed before."""
+    """Completes ``file`` or raises DataError; returns whether it continued a partial download."""
     try:
         return _request(url, file, kept)
     except DataError:

@@ -13,7 +13,7 @@ from txl_jax.file_kinds import file_kind
 from txl_jax.messages import argument
 
 HEADER = 1024
-"""The number of bytes of llm.c's header, and of the start where another header is looked for."""
+"""The number of bytes of llm.c's header, and of a file's start that may be another header."""
 LLM_C: dict[int, tuple[int, np.dtype]] = {
     20240520: (1, np.dtype("<u2")),
     20240801: (7, np.dtype("<u4")),
@@ -27,12 +27,12 @@ CONTAINERS = {
     b"\x1f\x8b\x08": "a gzip file; unpack it",
     b"\x89HDF": "an HDF5 file; write the ids with numpy.save",
 }
-"""What the first bytes of other files say, and what to do."""
+"""The kind of a file that begins with these bytes, and what to do."""
 PICKLES = (b"\x80\4\x95", b"\x80\5\x95")  # the size of their first frame follows, in 8 bytes
 SHORT = 64
-"""The number of bytes of the start where the count of a short header is looked for."""
+"""The largest number of bytes of a short header, which has a count."""
 LONG = 16
-"""A file this many times as long as the start is enough to judge ids only a little larger."""
+"""If a file is so many times as long as its start, even ids 5% above the rest seem a header's."""
 
 
 def llm_c_type(path: Path, size: int) -> np.dtype | None:
@@ -46,7 +46,7 @@ def llm_c_type(path: Path, size: int) -> np.dtype | None:
     first = start[:12]
     if kind := next((kind for magic, kind in CONTAINERS.items() if first.startswith(magic)), None):
         raise DataError(f"{path}: is {kind}")
-    ids = start.startswith(b"\xff" * 4)  # these may be, as may shorter marks
+    ids = start.startswith(b"\xff" * 4)  # may be ids, as may marks of other files below 4 bytes
     pickled = start[:3] in PICKLES and start[7:11] == bytes(4)
     if not ids and (kind := file_kind(start, least=2 if pickled else 4)):
         raise DataError(f"{path}: is {kind}, not raw ids; write the ids with numpy.save")
@@ -72,8 +72,9 @@ def llm_c_type(path: Path, size: int) -> np.dtype | None:
 def check_no_count(path: Path, tokens: np.memmap) -> None:
     """Raises DataError if a number at the start of a raw file counts what follows it.
 
-    A short header, of at most :data:`SHORT` bytes, has the number of its ids or of their bytes. As
-    an id may be such a number too, it must be large unless several ids would have to form it.
+    A short header, of at most :data:`SHORT` bytes, has the number of ids after it, or of their
+    bytes. A single id may equal this number by chance, so it must then be at least 65,536. A number
+    that is wider than an id must be at least 256.
     """
     start, width = tokens[: SHORT // tokens.itemsize].tobytes(), tokens.itemsize
     for word in (np.dtype("<i4"), np.dtype("<i8")):
@@ -102,9 +103,9 @@ def _seems_header(path: Path, fault: str, tokens: np.ndarray, offset: str = "BYT
 
 
 def check_no_header(path: Path, tokens: np.memmap) -> None:
-    """Raises DataError if ids at the start of a raw file are far above all others, as a header's.
+    """Raises DataError if an id at the start of a raw file is so large that it seems a header's.
 
-    Far above is twice the largest other id, or 5% above it if the file is long.
+    It does if it is twice the largest id after the start, or, in a long file, 5% above that id.
     """
     first = HEADER // tokens.itemsize
     start, rest = np.asarray(tokens[:first]), tokens[first:]

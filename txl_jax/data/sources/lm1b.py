@@ -1,8 +1,8 @@
-"""Finds ``lm1b``, the One Billion Word benchmark (Chelba et al. 2013) of sentences without order.
+"""Finds ``lm1b``, the One Billion Word benchmark (Chelba et al. 2013) of shuffled sentences.
 
 As in the authors' scripts, one of the 50 held-out files is both validation and test split. The
 vocabulary is the published list of 793,471 words, in its order. The archive's hash is from
-tensorflow_datasets. None is published for the vocabulary, whose hash is recorded when downloaded.
+tensorflow_datasets. No hash of the vocabulary is published; that of the download is recorded.
 
     protocol authors   <S> the cat sat <S> it rained <S>             PyTorch
     protocol double    <S> the cat sat <S> <S> it rained <S> <S>     TensorFlow

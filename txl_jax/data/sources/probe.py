@@ -16,7 +16,7 @@ from txl_jax.config import ProbeTextConfig
 from txl_jax.data.sources.source import BLOCK, SPLITS, Source
 
 SHOW, ASK = "<", ">"  # the markers before a symbol to remember and before its repetition
-NOISE, ANSWERS = "." + string.ascii_lowercase, string.ascii_uppercase  # ``data.probe`` takes some
+NOISE, ANSWERS = "." + string.ascii_lowercase, string.ascii_uppercase  # data.probe sets how many
 
 
 def find(c: ProbeTextConfig) -> Source:

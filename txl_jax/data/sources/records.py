@@ -1,7 +1,7 @@
 """Reads documents from records: lines of JSON, rows of CSV, Parquet and Arrow, a text in each.
 
-One record is in memory at a time, or a batch of rows of a table. The field with the text is that of
-``data.field``.
+One record is in memory at a time, or a batch of rows of a table. ``data.field`` names the field
+with the text.
 """
 
 import codecs
@@ -31,11 +31,11 @@ JSON_LINES, WHOLE_JSON = (".jsonl", ".ndjson", ".ldjson", ".jsonlines", ".jl"), 
 TABLES = (".parquet", ".arrow", ".feather")
 STATE = "state.json"  # the list of the files of a folder that Hugging Face's datasets saved
 OTHERS = (STATE, "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
-"""Files of such a folder, or of one of the Hub, without text."""
+"""Files without text in such a folder, or in a folder of a dataset from the Hub."""
 
 
 def texts(stored: Stored, field: str, separator: str, folder: Path) -> Iterator[bytes]:
-    """Yields the text of each record in UTF-8 that is not empty, with ``separator`` at its end.
+    """Yields the text of each record, unless it is empty, in UTF-8 with ``separator`` at its end.
 
     ``folder`` is for temporary files. Raises DataError with file and line for a bad record.
     """
@@ -149,7 +149,7 @@ def _csv(stored: Stored, field: str, folder: Path) -> Records:
             if "\r" in first.rstrip("\r\n") and not first.endswith("\n"):
                 fix = "convert them:  tr '\\r' '\\n' < FILE > NEW"
                 raise DataError(f"{stored}: its line ends are CR, of old Macintosh programs; {fix}")
-            if told := re.fullmatch(r'"?sep=(.)"?\s*', first, re.IGNORECASE):  # of Excel
+            if told := re.fullmatch(r'"?sep=(.)"?\s*', first, re.IGNORECASE):  # a line for Excel
                 usual, first, skipped = told[1], next(lines, ""), 1
             delimiter = _delimiter(first, field, usual)
             rows = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
@@ -180,11 +180,11 @@ def _delimiter(first: str, field: str, usual: str) -> str:
         with contextlib.suppress(csv.Error):
             if field in next(csv.reader([first], delimiter=delimiter), []):
                 return delimiter
-    return max((usual, ";", "\t", "|"), key=first.count)  # the names in the error for the field
+    return max((usual, ";", "\t", "|"), key=first.count)  # the error then shows these names
 
 
 def _lines(file: IO[bytes], where: str) -> Iterator[str]:
-    """Yields the lines of a text in UTF-8 with their ends; DataError for one that is too long."""
+    """Yields lines of UTF-8 with their ends; raises DataError for one too long or not UTF-8."""
     number = 0
     while line := file.readline(LONGEST + 1):
         number += 1
@@ -247,7 +247,7 @@ def _columns(path: Path, suffix: str, field: str, where: str) -> Iterator[Any]:
             names = table.schema_arrow.names
             if names.count(field) != 1:
                 raise _no_field(field, names, where)
-            for group in range(table.num_row_groups):  # all at once takes more memory
+            for group in range(table.num_row_groups):  # all groups at once take more memory
                 for batch in table.iter_batches(ROWS, [group], [field], use_threads=False):
                     yield batch.column(0)
         return
@@ -269,13 +269,14 @@ READERS: dict[str, Callable[[Stored, str, Path], Records]] = {
     **dict.fromkeys(TABLES, _table),
     WHOLE_JSON: _json,
 }
-"""Reads the records of a file by the end of its name."""
+"""Functions that read the records of a file, by its suffix."""
 
 
 def saved_files(folder: Path) -> list[str] | None:
     """Returns the Arrow files of a folder that ``datasets`` saved, or ``None`` for another folder.
 
-    Others there are its cache. Raises DataError for a selection of rows, or if a file is missing.
+    Other Arrow files there are a cache of ``datasets``. Raises DataError if a file is missing, or
+    for a selection of rows.
     """
     try:
         state = parse_json_object((folder / STATE).read_bytes())

@@ -28,14 +28,14 @@ from txl_jax.paths import is_remote
 from txl_jax.standard_streams import stderr
 
 SPLITS = ("train", "valid", "test")
-SAMPLES = ("sample.txt", "sample.npy", "sample.starts.npy")  # a run's own, in its workdir
+SAMPLES = ("sample.txt", "sample.npy", "sample.starts.npy")  # a run writes these in its workdir
 RECORDS = (
     *("metrics.jsonl", "evaluations.jsonl", "samples.jsonl", "evaluation.json", "config.json"),
     *("vocab.json", "start.json", "autotuned.json", "speed.json", "recl_gains.csv"),
     *(f"{mode}.json" for mode in ("ablation", "attention", "context", "probe", "recl", "sweep")),
     *(f"{mode}.csv" for mode in ("ablation", "attention", "context", "probe", "recl", "sweep")),
 )
-"""A run's own files that are named like records of text."""
+"""Files that a run writes in its workdir; their suffixes are those of records of text."""
 _OF_SYSTEMS = ("__macosx", "thumbs.db", "desktop.ini")
 BLOCK = 256 * 1024  # the number of bytes that are read at a time
 
@@ -81,15 +81,15 @@ class Source:
     files: Mapping[str, Path]  # by a name that does not depend on the folder
     splits: Mapping[str, Text]
     counted: tuple[str, ...] = ("train",)  # the splits for counting the vocabulary
-    protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # decides splits
-    published: bool | None = False  # whether files are the published ones; None: no hash
+    protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # settings of the splits
+    published: bool | None = False  # whether files are the published ones; None: unknown
     label: str = ""  # describes the text in reports
     counts: Mapping[tuple[str, str], int | range] = dataclasses.field(default_factory=dict)
-    decode: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None  # symbols to text
+    decode: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None  # from symbols to text
     vocab_file: Path | None = None  # the file that lists the vocabulary
     recorded: Mapping[str, str] = dataclasses.field(default_factory=dict)  # sha256 when downloaded
-    separator: bytes | None = None  # ends a document
-    sizes: Mapping[str, np.ndarray] | None = None  # of each document in bytes, else by separator
+    separator: bytes | None = None  # ends each document
+    sizes: Mapping[str, np.ndarray] | None = None  # bytes of each document, without a separator
 
     def __post_init__(self):
         for split in SPLITS:
@@ -102,10 +102,10 @@ class Source:
                 )
 
     def hash(self) -> str:
-        """Returns the sha256 over names and texts of files; raises DataError if one changed.
+        """Returns the sha256 over names and texts of files; raises DataError if a download changed.
 
-        A byte order mark is no part of the text. A generated text has no files, but a hash of its
-        own.
+        A byte order mark is no part of the text. For a generated text, which has no files, it is a
+        hash of the text.
         """
         if not self.files:
             texts = [hashlib.sha256(b"".join(self.blocks(split))).hexdigest() for split in SPLITS]
@@ -152,7 +152,7 @@ def check_utf8(files: Iterable[Path]) -> None:
 
 
 def split_files(folder: Path, pattern: str, label: str, fix: str = "") -> dict[str, Path] | None:
-    """Returns the files ``pattern.format(split)``, or ``None``; DataError if only some exist."""
+    """Returns the files ``pattern.format(split)`` or ``None``; only some raise DataError."""
     files = {split: folder / pattern.format(split) for split in SPLITS}
     missing = [file.name for file in files.values() if not is_file(file)]
     if 0 < len(missing) < len(files):
@@ -239,7 +239,7 @@ def join_files(files: Sequence[Path]) -> list[ByteRange | bytes]:
 
 
 def files_in(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
-    """Returns the wanted files of a folder, sorted, without hidden ones and what a run wrote.
+    """Returns the wanted files of a folder, sorted, without hidden files and those a run wrote.
 
     A folder may be a text and a workdir at once. What the run wrote there is no part of the text.
     """
@@ -254,7 +254,7 @@ def files_in(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
 
 
 def hidden(name: str) -> bool:
-    """Whether a file, or a folder that it is in, is one that systems put beside files of a user."""
+    """Whether a file, or a folder of its path, is hidden or one that operating systems create."""
     parts = [part.casefold() for part in Path(name).parts]
     return any(part.startswith(".") or part in _OF_SYSTEMS for part in parts)
 
@@ -276,7 +276,7 @@ def _is_workdir(folder: Path) -> bool:
 
 
 def check_not_text(key: str, output: str | None, data: DataConfig) -> None:
-    """Raises DataError if the file that the setting ``key`` writes would be text of ``data``."""
+    """Raises DataError if the output file of the setting ``key`` would be text of ``data``."""
     if output in (None, "-") or data.path is None or is_remote(data.path):
         return
     text = os.path.realpath(expanded(data.path, "config key data.path"))
@@ -296,7 +296,7 @@ def file_hash(path: Path, kind: str = "sha256", start: int = 0) -> str:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[io.BufferedReader]:
-    """Opens a file; an OSError while it is read is a DataError that names it."""
+    """Opens a file; an OSError while it is read becomes a DataError that names it."""
     with read_errors(path), open(path, "rb") as file:
         yield file
 
@@ -313,8 +313,8 @@ def read_errors(path: Path) -> Iterator[None]:
 def existing_path(path: str, cache: Path, key: str = "data.path") -> Path:
     """Returns the path of a file or folder; raises DataError or ConfigError if there is none.
 
-    It is relative if it is inside the current folder, for messages and the label of the corpus.
-    What is in a bucket is copied into the folder ``cache`` first.
+    A path inside the current folder is relative, for messages and the label of the corpus. An
+    object or folder of a bucket is first copied into the folder ``cache``.
     """
     if is_remote(path):
         if (copy := local_copy(path, cache)) is None:
@@ -335,7 +335,7 @@ def existing_path(path: str, cache: Path, key: str = "data.path") -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path is a regular file; raises DataError if it is no file and no folder."""
+    """Whether a path is a regular file; raises DataError for a broken link, a pipe or a device."""
     mode = _file_mode(path, str(path))
     if mode is None and path.is_symlink():
         fix = "remove the link, or copy the file there"

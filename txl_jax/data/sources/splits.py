@@ -1,10 +1,10 @@
-"""Finds the splits of a folder or an archive by the names of its files, and says what they are.
+"""Finds the splits of a folder or an archive by the names of its files, and prints what it found.
 
     ptb.train.txt  ptb.valid.txt  ptb.test.txt      train/a.txt  train/b.txt  dev/c.txt
     train-00000-of-00002.jsonl  train-00001-of-00002.jsonl  validation-00000-of-00001.jsonl
 
-A word of a name is a run of letters, or a part of one that begins with a capital. So ``contest``,
-``latest`` and ``training_notes`` name no split. ``training`` and ``testing`` alone do.
+A word of a name is a run of letters, or a part of a run that begins with a capital. So ``contest``,
+``latest`` and ``training_notes`` name no split. Names that are only ``training`` or ``testing`` do.
 """
 
 import collections
@@ -32,7 +32,7 @@ _ZIPPED = re.compile(r"(.*?)\.zip/", re.IGNORECASE)
 _SHARD = re.compile(r"\d+-of-(\d+)")
 _PART = re.compile(
     r"train|valid(?:ation)?|test|dev|e?val|(?<![^\W\d_])(?:trn?|tst|te|va)(?![^\W\d_])"
-)  # in longer words, or short for one
+)  # a part of a longer word, or an abbreviation
 _FIX = "give one set of files, or folders named train, valid and test"
 
 
@@ -48,10 +48,11 @@ def arrange(
       where: the folder or archive, for errors.
       stem: returns a name without the suffixes that say how a file is stored.
 
-    Raises DataError if names contradict each other, or only some are those of splits.
+    Raises DataError if names contradict each other, seem to name splits by accident, or name no
+    train split.
     """
     words = {name: _deciding_words(name) for name in sorted(sizes)}
-    if any(len(_splits(found)) > 1 for found in words.values()):  # test_set.train, test_set.valid
+    if any(len(_splits(found)) > 1 for found in words.values()):  # such as test_set.train
         columns = zip(*words.values(), strict=False)
         common = sum(1 for _ in itertools.takewhile(lambda column: len({*column}) == 1, columns))
         rest_of = {name: found[common:] for name, found in words.items()}
@@ -75,7 +76,7 @@ def arrange(
 
 
 def splits_named(name: str) -> set[str]:
-    """Returns the splits that the name of a file or folder stands for, at most one unless vague."""
+    """Returns the splits that the name of a file or folder stands for; two if it is ambiguous."""
     return set(_splits(_deciding_words(name)))
 
 
@@ -128,7 +129,7 @@ def _check_copies(found: Mapping[str, list[str]], where: str, stem: Callable[[st
 
 
 def _check_alike(names: list[str], where: str) -> None:
-    """Raises DataError if names differ as train and test do, though no word of them is a split."""
+    """Raises DataError if names differ like those of splits, though no word of them is a split."""
     forms: dict[str, dict[str, str]] = {}
     for name in names:
         for part in _PART.finditer(name.lower()):
@@ -146,7 +147,7 @@ def _check_sets(words: Mapping[str, list[str]], where: str) -> None:
     """Raises DataError for two sets of splits, such as ptb.train, ptb.char.train and their tests.
 
     Digits do not count, so that parts of a split are one set, unless they number folds: the test
-    text of one fold is training text of the others.
+    text of one fold is training text of the other folds.
     """
     sets: dict[tuple[str, ...], dict[str, str]] = {}
     for name, parts in words.items():
@@ -169,7 +170,7 @@ def listed(names: list[str], sizes: Mapping[str, int] | None = None) -> str:
 
 
 def report(where: str, found: Mapping[str, list[str]], rest: list[str], sizes: Mapping[str, int]):
-    """Prints once which files are which split or in which order they are one text, and the rest."""
+    """Prints once the files of each split, or the order of the files of one text, and the rest."""
     parts = [f"{split} = {listed(names, sizes)}" for split, names in found.items() if split]
     if len(text := found.get("", [])) > 1:
         of_all = f"{len(text):,} files, {_size(sum(sizes[name] for name in text))}"

@@ -22,7 +22,7 @@ def find() -> Source:
     """Finds the corpus of the running Python.
 
     The corpus has every ``*.py`` of the modules in ``sys.stdlib_module_names`` (:func:`is_taken`),
-    sorted by path, with a line feed between files. A hash of its path decides the split of a file.
+    sorted by path, with a line feed between files. The hash of a file's path decides its split.
     The train split has 6.6 MB, and valid and test have 0.5 MB each. Raises DataError if there are
     no source files.
     """

@@ -1,9 +1,9 @@
-"""Opens files that hold text, compressed or in zip archives, and stores their text plainly once.
+"""Opens files that hold text, compressed or in zip archives, and stores the unpacked text once.
 
     x.txt, x.jsonl      plain                    x.txt.gz, x.jsonl.zst    compressed
-    x.zip               a folder of either       .gz .bz2 .xz .lzma .zst
+    x.zip               a folder of both         .gz .bz2 .xz .lzma .zst
 
-Everything is read in blocks. What is unpacked goes to the cache and stays there.
+Everything is read in blocks. Unpacked texts are written to the cache and stay there.
 """
 
 import array
@@ -42,7 +42,7 @@ from txl_jax.progress import watched
 
 ZIP = ".zip"
 BOMB, RATIO = 256 << 20, 200
-"""A file of n bytes that gives more bytes than both the first and the second times n is refused."""
+"""A file of n bytes is refused if it unpacks to more than ``BOMB`` and ``RATIO * n`` bytes."""
 _STORED, _DEFLATED = 0, 8  # the methods of zip archives that are unpacked in bounded memory
 
 
@@ -52,8 +52,8 @@ class Stored:
 
     Attributes:
       path: the file or the archive.
-      name: describes it in a list; ``/`` separates folders.
-      size: the number of its bytes, compressed or not.
+      name: its name in lists of files; ``/`` separates folders.
+      size: the number of its bytes as stored, compressed or not.
       member: its name in the archive, or an empty text.
       shown: takes the place of the path in messages, unless it is empty.
     """
@@ -69,25 +69,25 @@ class Stored:
 
     @property
     def compression(self) -> str:
-        """The end of the name that says how it is compressed, or an empty text."""
+        """The suffix that says how the file is compressed, or an empty text."""
         suffix = PurePosixPath(self.name).suffix.lower()
         return suffix if suffix in OPENERS else ""
 
     @property
     def stem(self) -> str:
-        """The name without the ends that say how it is stored."""
+        """The name without its suffix and that of a compression."""
         plain = self.name[: len(self.name) - len(self.compression)]
         return plain.removesuffix(PurePosixPath(plain).suffix)
 
     @property
     def suffix(self) -> str:
-        """The end of the name, without that of a compression, in lower case."""
+        """The suffix of the name, in lower case; that of a compression does not count."""
         plain = self.name[: len(self.name) - len(self.compression)]
         return PurePosixPath(plain).suffix.lower()
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[IO[bytes]]:
-        """Opens its plain bytes; an error in the context that is of its bytes is a DataError."""
+        """Opens its unpacked bytes; reading damaged bytes in the context raises DataError."""
         errors = archive_errors(self, "it is damaged or incomplete, get it again")
         with errors, contextlib.ExitStack() as stack:
             file: Any = stack.enter_context(open(self.path, "rb"))
@@ -101,9 +101,9 @@ class Stored:
             yield stack.enter_context(io.BufferedReader(file, BLOCK))
 
     def _check_compression(self, start: bytes) -> None:
-        """Raises DataError for a file that is not compressed as the end of its name says."""
+        """Raises DataError for a file that is not compressed as its suffix says."""
         end = readable_end(start)
-        marked = end or self.compression in (".gz", ".bz2", ".xz")  # others may begin otherwise
+        marked = end or self.compression in (".gz", ".bz2", ".xz")  # others have several starts
         if start and marked and end != self.compression:
             kind = file_kind(start) or f"no {self.compression} file"
             fix = f"end its name in {end}" if end else f"leave {self.compression} out of its name"
@@ -111,7 +111,7 @@ class Stored:
             raise DataError(f"{self}: cannot be read (it is {kind}); {fix}")
 
     def blocks(self, any_bytes: bool) -> Iterator[bytes]:
-        """Yields its plain bytes without a byte order mark; DataError unless UTF-8 is in them."""
+        """Yields its bytes without a byte order mark; they must be UTF-8 unless ``any_bytes``."""
 
         def raw() -> Iterator[bytes]:
             with self.opened() as file:
@@ -123,9 +123,9 @@ class Stored:
         return raw() if any_bytes else (t.encode() for t in decode_utf8(raw(), str(self)))
 
     def check_text(self, encoding: bool) -> None:
-        """Raises DataError if its plain bytes are no text, or, if asked for, in another encoding.
+        """Raises DataError if its unpacked bytes are no text or, if ``encoding``, are not UTF-8.
 
-        The mark of another encoding is always refused.
+        The byte order mark of another encoding is always refused.
         """
         with self.opened() as file:
             start = file.read(LOOKED_AT)
@@ -155,7 +155,7 @@ class Stored:
 
 
 def _holds_tar(path: Path, end: str | None) -> bool:
-    """Whether a file that is read as one with this end of its name is a compressed tar archive."""
+    """Whether a file that is compressed as the suffix ``end`` says contains a tar archive."""
     with contextlib.suppress(DataError, *BROKEN):
         if end in OPENERS:
             with open(path, "rb") as file, OPENERS[end](file) as plain:
@@ -173,13 +173,13 @@ def _open_zstd(file: IO[bytes]) -> Any:
 OPENERS: dict[str, Callable[[Any], Any]] = {
     **{".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".lzma": lzma.open, ".zst": _open_zstd}
 }
-"""Opens a compressed file by the end of its name."""
+"""Functions that open a compressed file, by its suffix."""
 
 
 def members(path: Path, folder: str = "") -> list[Stored]:
-    """Returns the files in a zip archive, named below ``folder``; raises DataError for a bomb.
+    """Returns the files in a zip archive, named below ``folder``; raises DataError for a zip bomb.
 
-    Hidden files are left out, as is a folder that all others are in.
+    Hidden files are left out. Names are relative to the innermost folder that all files are in.
     """
     errors = archive_errors(path, "get it again, or name the folder of its files")
     with errors, zipfile.ZipFile(path) as archive:
@@ -197,7 +197,7 @@ def members(path: Path, folder: str = "") -> list[Stored]:
 
 
 def check_unpacked_size(plain: int, stored: int, where: str) -> None:
-    """Raises DataError if the number of bytes that a file unpacks to seems to be an attack."""
+    """Raises DataError if a file unpacks to so many bytes that it seems to be a zip bomb."""
     if plain > BOMB and plain > RATIO * stored:
         fault = f"unpacks to {plain:,} bytes or more from {stored:,}"
         raise DataError(f"{where}: {fault}; if this is right, unpack it and name the result")
@@ -217,7 +217,7 @@ def unpacked(
     """Writes the text of a file to the cache, unless it is there, and returns it.
 
     ``read`` takes an empty folder for temporary files and yields blocks, which are documents if
-    ``documents``. ``key`` has the settings that decide what it yields.
+    ``documents``. ``key`` has the settings that decide what ``read`` yields.
     """
     identity = [file_hash(stored.path), stored.member, stored.compression, stored.suffix, key]
 

@@ -48,14 +48,14 @@ OWN_SPLITS = ", its own splits"  # ends the label of a folder with files of spli
 HELD_OUT = {
     split: f"; the {split} split is held out from the train files" for split in ("valid", "test")
 }
-"""Ends a label after :data:`OWN_SPLITS`."""
+"""The text that follows :data:`OWN_SPLITS` in a label, by the split that is held out."""
 
 
 def find(data: DataConfig, kind: str, cache: Path) -> Source:
     """Finds the text that ``data.path`` or ``data.url`` names, in three splits.
 
-    Files and sub-folders that are named as splits are these (:mod:`txl_jax.data.sources.splits`). A
-    missing split is cut from the end of the train split. Any other text (a file, or all text files
+    Files and folders may be named as splits (:mod:`txl_jax.data.sources.splits`). A missing valid
+    or test split is cut from the end of the train split. Any other text (a file, or all text files
     of a folder in sorted order) is cut: the last ``test_fraction`` of its bytes is test, and the
     ``valid_fraction`` before is valid. A cut moves to the start of the next line for ``kind`` word,
     and otherwise to the next character (UTF-8). With documents, splits have whole documents.
@@ -115,7 +115,7 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
 
 
 def _plain(file: Stored, data: DataConfig, kind: str, cache: Path) -> PlainText:
-    """Returns the text of a file, which is a file of the cache unless it is plain already."""
+    """Returns the text of a file as a plain file, which is in the cache unless it was plain."""
     if file.suffix in READERS:
         if data.document_files:
             raise DataError(f"data.document_files: {file} has its documents; leave this out")
@@ -139,7 +139,7 @@ def _plain(file: Stored, data: DataConfig, kind: str, cache: Path) -> PlainText:
 
 
 def _refuse_records(file: Stored) -> None:
-    """Raises DataError for JSON, unless the name ends as that of a text."""
+    """Raises DataError for JSON, unless the file has the suffix of a text."""
     with file.opened() as opened:
         start = opened.read(LOOKED_AT)
     if file.suffix in filter(None, SUFFIXES) or not (is_json(start) or is_json_lines(start)):
@@ -168,7 +168,7 @@ def _refuse_array(file: Stored, any_bytes: bool) -> None:
 def _source(
     files: Mapping[str, Mapping[str, PlainText]], data: DataConfig, kind: str, path: str
 ) -> Source:
-    """Returns the text of each split; missing splits are cut from the others."""
+    """Returns the source of the files by split; missing splits are cut from the train split."""
     joined = {split: _joined(list(named.values()), data) for split, named in files.items()}
     keys = {s: s if len(named) == 1 else f"{s}/{{}}" for s, named in files.items()}
     whole = {keys[s].format(n): f.path for s, named in files.items() for n, f in named.items()}
@@ -233,7 +233,7 @@ def _joined(
 ) -> tuple[list[ByteRange | bytes], np.ndarray | None]:
     """Returns the text of files, and the number of bytes of each of its documents, if it has any.
 
-    Records with a separator are a text with a separator.
+    If records end with a separator, the separator alone marks the documents.
     """
     if any(file.sizes is None for file in files):
         text = source.join_files([file.path for file in files])
@@ -252,9 +252,9 @@ def _bounds(
     kind: str,
     label: str,
 ) -> list[int]:
-    """Returns where train, valid and test begin in a text, and its size; DataError if one cannot.
+    """Returns where train, valid and test begin in a text, and its size, or raises DataError.
 
-    ``shares`` are those of valid and test, 0 for a split that is not cut.
+    ``shares`` are the fractions of valid and test, 0 for a split that is not cut.
     """
     size = source.text_size(text)
     mark = b"\n" if kind == "word" else None
@@ -269,7 +269,7 @@ def _bounds(
     ):
         return bounds
     if kind != "byte":
-        source.check_utf8(files.values())  # another encoding is the reason of what follows
+        source.check_utf8(files.values())  # another encoding may be why marks are missing
     if data.document_separator:
         fault = f"the separator {data.document_separator!r} ends too few documents"
         fix = "give more, or a folder with train.txt, valid.txt and test.txt"
@@ -278,7 +278,7 @@ def _bounds(
 
 
 def _file_sizes(text: Text) -> np.ndarray:
-    """Returns the number of bytes of each file of a text, with the line end that it lacks."""
+    """Returns the number of bytes of each file of a text, with the line end that was added."""
     sizes: list[int] = []
     for part in text:
         if isinstance(part, bytes):
@@ -305,7 +305,7 @@ def _too_few_lines(text: Text) -> str:
 
 
 def _boundary(text: Text, at: int, mark: bytes | None) -> int:
-    """Returns ``at``, or the next position after a ``mark``, or of a character without a mark."""
+    """Returns the first position from ``at`` on that follows ``mark`` or, if None, a character."""
     if at == 0:
         return 0
     if mark is None:

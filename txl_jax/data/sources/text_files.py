@@ -1,4 +1,4 @@
-"""Finds the files of a folder or zip archive that are a text, by the ends of their names."""
+"""Finds the files of a folder or zip archive that are a text, by the suffixes of their names."""
 
 import itertools
 import os
@@ -15,20 +15,20 @@ from txl_jax.file_kinds import zip_kind
 from txl_jax.messages import argument, one_line
 
 SUFFIXES = (".txt", ".text", ".tokens", ".raw", "")
-"""The ends of names of texts in a folder, in the order of preference; ``""`` if compressed."""
+"""The suffixes of texts in a folder, in the order of preference; ``""`` only if compressed."""
 WEAK = (".raw", "", WHOLE_JSON)  # beside files of another kind, these are left out
-ARRAYS, NO_DATA = (".npy", ".bin"), (".py", ".pkl", ".md", ".log")  # also if named as splits
+ARRAYS, NO_DATA = (".npy", ".bin"), (".py", ".pkl", ".md", ".log")  # no text even if named train
 ABOUT = ("license", "licence", "copying", "copyright", "notice", "changelog", "requirements")
-"""Texts about the files beside them, as readme*, by name in lower case; read only if alone."""
+"""Names in lower case of texts about the files beside them, as is readme*; read only if alone."""
 ONE_KIND = "name one file, or put the files of one kind into a folder of their own"
 
 
 def text_files(path: Path) -> dict[str, Stored]:
     """Returns the files of a folder or zip archive that may be text, by name.
 
-    Of a folder, these are its own files, and those in archives and in folders named as splits. A
-    folder with nothing but one folder is that folder. Without a file whose name ends as a text's or
-    as that of records, any files are taken whose names end alike, such as ``*.md`` or ``*.py``.
+    For a folder, these are its own files, and those in archives and in folders named as splits. If
+    a folder has nothing but one folder, the files of that one are taken. If no file has the suffix
+    of a text or of records, all files are taken if they have one suffix, such as ``.md``.
     """
     if path.is_dir():
         found = _in_folder(path, "", _may_be_text) or _in_folder(path, "", _is_other)
@@ -64,7 +64,7 @@ def _folders(path: Path) -> list[Path]:
 def _in_folder(
     folder: Path, below: str, wanted: Callable[[Stored], bool], deepest: int = 8
 ) -> list[Stored]:
-    """Returns the wanted files of a folder, see :func:`text_files`, named as in ``below``."""
+    """Returns the wanted files of a folder, see :func:`text_files`; ``below`` begins each name."""
     folders, found = _folders(folder), list(_files_of(folder, below, wanted))
     for inner in folders:
         if splits_named(inner.name):
@@ -82,7 +82,7 @@ def _unreadable(error: OSError) -> None:
 
 
 def _files_of(folder: Path, below: str, wanted: Callable[[Stored], bool]) -> Iterator[Stored]:
-    """Yields the wanted files of a folder and all in its zip archives, named as in ``below``."""
+    """Yields a folder's wanted files and all in its zip archives; ``below`` begins each name."""
     saved = saved_files(folder)
     is_zip = lambda path: path.suffix.lower() == ZIP
     usable = lambda path: is_zip(path) or wanted(Stored(path, path.name, 0))
@@ -102,19 +102,19 @@ def _may_be_text(file: Stored) -> bool:
 
 
 def _is_other(file: Stored) -> bool:
-    """Whether a file without the end of a text's name may be one, which its bytes will tell."""
+    """Whether a file without the suffix of a text may be a text; its bytes are checked later."""
     name = os.path.basename(file.name)
     return name not in OTHERS and not about_others(name) and not hidden(name)
 
 
 def about_others(name: str) -> bool:
-    """Whether the name of a file says that it is about the files beside it, as README.txt."""
+    """Whether the name of a file says that it is about the files beside it, like README.txt."""
     stem = os.path.basename(name).partition(".")[0].casefold()
     return stem in ABOUT or stem.startswith("readme")
 
 
 def of_one_kind(files: Mapping[str, Stored], where: str) -> list[str]:
-    """Returns the files of one suffix: of the one with most splits, or the only one without."""
+    """Returns the files of the suffix with the most splits; without splits, of the only suffix."""
     kinds: dict[str, list[str]] = {suffix: [] for suffix in (*SUFFIXES, *READERS)}
     for name, file in files.items():
         suffix = "" if splits_named(file.suffix) else file.suffix
@@ -138,7 +138,7 @@ def of_one_kind(files: Mapping[str, Stored], where: str) -> list[str]:
 
 
 def unread(path: Path, files: Mapping[str, Stored]) -> list[str]:
-    """Returns what a folder has beside these files and their folders: other files and folders."""
+    """Returns the files and folders of a folder that are neither in ``files`` nor contain them."""
     read = {name.split("/")[0] for name in files}
     if not path.is_dir() or saved_files(path) is not None:
         return []
@@ -151,7 +151,7 @@ def note_copies(where: str, files: Sequence[Stored]) -> None:
     """Prints once that files have the same bytes, since the same text may be trained and scored."""
     by_size: dict[int, list[Stored]] = {}
     for file in {file.path: file for file in files}.values():
-        whole = Stored(file.path, file.path.name, file.path.stat().st_size)  # an archive
+        whole = Stored(file.path, file.path.name, file.path.stat().st_size)  # a member's archive
         file = whole if file.member else file
         if file.size:
             by_size.setdefault(file.size, []).append(file)

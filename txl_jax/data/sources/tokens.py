@@ -9,7 +9,7 @@ A file is cut into three splits. A folder has a file for each split (nanoGPT's h
 ``symbols.json`` beside the files, a list of texts, has the symbol of each id for display, and so
 has nanoGPT's ``meta.pkl``, which is never unpickled (:mod:`txl_jax.data.sources.plain_pickle`). The
 documents of an array begin at the positions in ``ids.starts.npy`` beside ``ids.npy``, or at each
-``data.document_separator``. A folder of other arrays has a document in each file.
+``data.document_separator``. If a folder's arrays are not named as splits, each is a document.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ SYMBOLS = "symbols.json"
 NO_TEST = "; there is no test file, so the test split is the valid split"
 
 HASHED_WHOLE = 64 << 20
-"""The size in bytes up to which the whole file is hashed, and above which samples of it are."""
+"""The size in bytes up to which a whole file is hashed; of a larger file, samples are hashed."""
 SAMPLES, SAMPLE = 64, 1 << 20
 """The number of samples of a large file, evenly spaced, and their size in bytes."""
 LOOKED_AT = 1 << 16
@@ -111,7 +111,7 @@ def find(data: DataConfig, cache: Path) -> TokenFiles:
     path = source.existing_path(data.path, cache)
     arrays = _arrays(path) if path.is_dir() else {}
     if len(arrays) == 1 and not splits_named(*arrays):
-        path = next(iter(arrays.values()))  # beside its symbols or starts
+        path = next(iter(arrays.values()))  # the folder may also have its symbols or starts
     if path.is_file():
         return _cut(_with_documents(open_tokens(path, data), data), path.parent, str(path), data)
     sizes = {name: file.stat().st_size for name, file in arrays.items()}
@@ -137,7 +137,7 @@ def find(data: DataConfig, cache: Path) -> TokenFiles:
 
 
 def _arrays(folder: Path) -> dict[str, Path]:
-    """Returns the arrays in a folder by name, sorted, without those that have starts."""
+    """Returns the arrays in a folder by name, sorted, without files of starts."""
     wanted = lambda path: path.suffix.lower() in SUFFIXES and not path.name.endswith(STARTS)
     if found := source.files_in(folder, wanted):
         return {path.name: path for path in found}
@@ -145,7 +145,7 @@ def _arrays(folder: Path) -> dict[str, Path]:
 
 
 def read_documents(path: Path, data: DataConfig, vocab_size: int) -> list[np.ndarray]:
-    """Returns the documents of one file, or all its ids as one; DataError for an id outside V.
+    """Returns a file's documents, or all its ids as one; raises DataError for an id outside V.
 
     A file of starts takes the place of ``data.document_separator``.
     """
@@ -236,9 +236,9 @@ def _checked(found: TokenFiles) -> TokenFiles:
 
 
 def open_tokens(path: Path, data: DataConfig) -> np.memmap:
-    """Maps a ``.npy`` or ``.bin`` file as integers [N]; raises DataError.
+    """Maps a ``.npy`` or ``.bin`` file to memory as integers [N], or raises DataError.
 
-    A ``.bin`` file has ``data.dtype`` if it has no header of llm.c.
+    A ``.bin`` file without a header of llm.c is read as numbers of the type ``data.dtype``.
     """
     with read_errors(path):
         size = path.stat().st_size
@@ -307,7 +307,7 @@ def _largest_id(tokens: Any, vocab_size: int) -> int:
 
 
 def symbols_in(folder: Path) -> tuple[Path, list[str] | None]:
-    """Returns the file of a folder that lists symbols, and these, or ``None`` without a file."""
+    """Returns the file of a folder that lists symbols, and the symbols; ``None`` without a file."""
     path, meta = folder / SYMBOLS, folder / META
     if source.is_file(path):
         return path, read_symbols(path)

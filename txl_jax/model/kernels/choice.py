@@ -34,9 +34,9 @@ class KernelError(ConfigError):
 
 
 class Choice(NamedTuple):
-    """An implementation, and the reason why it is not the platform's fused one (``""``: it is).
+    """An implementation, and the reason why it is not the platform's fused one (empty if it is).
 
-    ``falls_back`` tells whether ``auto`` would have taken the fused one for a segment of this size.
+    ``falls_back`` tells that ``auto`` rejects the fused one for more than platform or segment size.
     """
 
     name: str
@@ -52,8 +52,8 @@ def attend(x: AttentionInputs, implementation: str = "auto", mesh: Mesh | None =
     """Returns the attention of each query, [N,B,T,H] in the dtype of the values.
 
     ``implementation`` is one of :data:`IMPLEMENTATIONS`; ``auto`` chooses the best one. Raises
-    KernelError if the implementation does not support the form of attention or the devices. The
-    devices of ``mesh`` share rows and heads.
+    KernelError if the implementation does not support the form of attention or the devices. Rows
+    and heads are split over the devices of ``mesh``.
     """
     name = choose(implementation, x, mesh).name
     if name != "triton":
@@ -197,7 +197,7 @@ def _per_device(function, mesh: Mesh | None):
 
 
 def specs() -> AttentionInputs:
-    """Returns how the devices of a mesh share attention's inputs: a prefix of their tree."""
+    """Returns how attention's inputs are split over a mesh: a prefix of their tree."""
     places = ("tensor",), (ROWS,), ("tensor", ROWS), ()
     heads, rows, both, every = (PartitionSpec(*axes) for axes in places)
     return AttentionInputs(both, both, both, heads, rows, every, every)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Attention fused for TPUs: what goes into the kernels of pallas_tpu_tiles.py, and comes out."""
+"""Fused attention for TPUs: prepares inputs of the kernels in pallas_tpu_tiles.py and runs them."""
 
 import functools
 from typing import Any
@@ -29,8 +29,8 @@ _WORKING = 16 * 2**20
 def precision_of(dtype: Any) -> lax.Precision:
     """Returns the precision of the kernel's products: JAX's own where factors are float32.
 
-    Mosaic has only one pass and float32, and float32 only for float32 factors. Products of other
-    factors are exact in one pass.
+    Mosaic multiplies in one bfloat16 pass or in float32, the latter only for float32 factors.
+    Products of other factors are exact in one pass.
     """
     exact = dtype == jnp.float32 and bfloat16_passes() > 1
     return lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT
@@ -120,10 +120,10 @@ _fused.defvjp(_forward, _backward)
 def _call(kernel, tiles: Tiles, interpret, scalars, inputs: Inputs, outputs, scratch):
     """Runs a kernel for each query tile; it visits the key tiles that are not fully masked.
 
-    The grid has the axes heads N, rows B and query tiles. A string has a letter for each axis of an
-    array, which gives the index of its block: ``n`` the head, ``b`` the row, ``i`` the query tile;
-    ``0`` means the whole axis. ``scalars`` are filled [B] and seed [2]. ``scratch`` has the
-    shapes of float32 arrays.
+    The grid has the axes heads N, rows B and query tiles. A string such as ``nbi0`` has a letter
+    for each axis of an array, the index of its block: ``n`` the head, ``b`` the row, ``i`` the
+    query tile; ``0`` means the whole axis. ``scalars`` are filled [B] and seed [2]. ``scratch`` has
+    the shapes of float32 arrays.
     """
     (n, b, _, h), backward = inputs.qu.shape, inputs.dout is not None
 
@@ -145,7 +145,7 @@ def _call(kernel, tiles: Tiles, interpret, scalars, inputs: Inputs, outputs, scr
         kernel(Queries(tiles, filled, seed, firsts, lasts, x), x, *refs)
 
     scores, moved = n * b * tiles.scores(), (*jax.tree.leaves(inputs), *(x for _, x in outputs))
-    window = 1 + (tiles.part if backward else tiles.size) / tiles.size  # its rows for each key
+    window = 1 + (tiles.part if backward else tiles.size) / tiles.size  # rows of r per key
     products = 5 + 3 * window if backward else 2 + window
     return pl.pallas_call(
         body,

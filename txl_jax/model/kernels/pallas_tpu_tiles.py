@@ -19,8 +19,8 @@ A kernel has one tile of queries, and all keys of its row and head; it visits th
 The softmax is computed tile by tile with a running maximum (Dao et al. 2022, FlashAttention). The
 gradient computes each tile again, from the stored logarithm of each softmax's denominator. The
 gradients of queries, keys, values and r stay in on-chip memory; those of keys, values and r are
-transposed, so that all products get their factors as they are. Fully masked tiles are not visited,
-and only tiles at an edge of the mask compute it.
+transposed, so that no product has to transpose its factors. Fully masked tiles are not visited,
+and only tiles at an edge of the mask compute the mask.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ class Tiles:
     def held(self, h: int, dtype: Any) -> int:
         """Returns the bytes of on-chip memory for a head's keys, values and r, and their gradients.
 
-        All of them are held twice, to copy while the kernel runs, and the sums in float32.
+        All are held twice, so that copies overlap with computation, and gradients' sums in float32.
         """
         rows, size = 2 * self.n_k * self.size + self.r_rows, jnp.dtype(dtype).itemsize
         columns, transposed = -(-h // LANES) * LANES, -(-h // 16) * 16
@@ -117,8 +117,9 @@ class Inputs(NamedTuple):
 def forward_kernel(at: "Queries", x: Inputs, out, lse, largest, total, acc, ahead):
     """Writes the result ``out`` [S,H] and ``lse`` [1,S].
 
-    The other arrays are its own, in float32: the ``largest`` score and the ``total`` of the weights
-    [S,128], the sum of weighted values ``acc`` [S,H], and the scores of the next tile [S,S].
+    The last arguments are float32 scratch arrays: the ``largest`` score and the ``total`` of the
+    weights [S,128], the sum of weighted values ``acc`` [S,H], and ``ahead``, the scores of the next
+    tile [S,S].
     """
     # largest has equal columns, and total has sums of every 128th key: moving numbers between the
     # columns of a register is the slowest part of a softmax.
@@ -126,8 +127,8 @@ def forward_kernel(at: "Queries", x: Inputs, out, lse, largest, total, acc, ahea
     total[...] = jnp.zeros_like(total)
     acc[...] = jnp.zeros_like(acc)
     size, width = at.tiles.size, total.shape[1]
-    # The scores of the next tile are computed beside the softmax of a tile: products and sums have
-    # different units.
+    # The scores of the next tile are computed during the softmax of a tile, since matrix products
+    # and sums run on different units.
     ahead[...] = _Part(at, at.first, 0, size).scores()
 
     def visit(j: jax.Array, masked: bool) -> None:
@@ -149,14 +150,15 @@ def forward_kernel(at: "Queries", x: Inputs, out, lse, largest, total, acc, ahea
     denominator = jnp.sum(total[...], axis=1, keepdims=True)
     denominator = jnp.where(denominator == 0.0, 1.0, denominator)  # queries of the padding
     out[...] = (acc[...] / denominator).astype(out.dtype)
-    # It is stored as a row; TPUs transpose only whole registers.
+    # lse is stored as a row; TPUs transpose only whole registers.
     column = largest[:, :1] + jnp.log(denominator)
     lse[...] = jnp.broadcast_to(column, (len(column), LANES)).T[:1]
 
 
 def backward_kernel(at: "Queries", x: Inputs, *refs):
-    """Writes the gradients of queries [S,H], and of keys, values [H,K] and r [H,R] at their ends.
+    """Writes the gradients of queries [S,H], keys and values [H,K], and r [H,R].
 
+    Those of keys and values are written at the end of a row, that of r at the end of a head.
     ``refs`` are the five gradients, and as many float32 arrays for their sums.
     """
     gradients, sums = refs[:5], refs[5:]
@@ -232,7 +234,7 @@ class Queries:
         lax.fori_loop(self.first, self.last + 1, step, None)
 
     def _has_edge(self, j: jax.Array) -> jax.Array:
-        """Returns whether some query does not see some key of a tile."""
+        """Returns whether some query may not see some key of tile ``j``."""
         tiles = self.tiles
         distance = tiles.mem_len + (self.i - j) * tiles.size
         nearest, farthest = distance - (tiles.size - 1), distance + tiles.size - 1
@@ -246,7 +248,7 @@ class Queries:
 
 
 class _Part:
-    """L queries of a tile, the S keys of tile ``j``, and what is computed of both.
+    """L queries of a tile, the S keys of tile ``j``, and what is computed from both.
 
     ``rows`` are the queries in their tile, ``keys`` the keys, ``window`` the L+S rows of r for
     their distances. ``query`` [L,1] and ``key`` [1,S] are indices.
@@ -266,7 +268,7 @@ class _Part:
         self.key = j * size + iota((1, size), 1)
 
     def seen(self, x: jax.Array, unseen: float) -> jax.Array:
-        """Replaces what :meth:`AttentionMask.allowed` does not allow in an array [L,S]."""
+        """Replaces entries of an array [L,S] that :meth:`AttentionMask.allowed` does not allow."""
         if not self.masked:
             return x
         of, tiles = self.of, self.of.tiles
@@ -278,7 +280,7 @@ class _Part:
         return jnp.where(allowed, x, unseen)
 
     def kept(self) -> jax.Array | float:
-        """Returns the part of :meth:`AttentionDropout.mask`, [L,S]; 1 without dropout."""
+        """Returns this part of :meth:`AttentionDropout.mask`, [L,S]; 1 without dropout."""
         of = self.of
         if of.tiles.rate is None:
             return 1.0
@@ -313,7 +315,7 @@ def _skew(x: jax.Array) -> jax.Array:
 def _unskew(x: jax.Array) -> jax.Array:
     """Transposes :func:`_skew`: moves row i of [L,S] right by L-1-i, with zeros around it.
 
-    A rotated part of L columns has columns of two parts of the result.
+    The columns of a rotated part of L columns belong to two neighbouring parts of the result.
     """
     length = len(x)
     column, row = (lax.broadcasted_iota(jnp.int32, (length, length), axis) for axis in (1, 0))
@@ -326,7 +328,7 @@ def _unskew(x: jax.Array) -> jax.Array:
 
 
 def _widened(x: jax.Array, width: int) -> jax.Array:
-    """Returns an array of equal columns with ``width`` of them."""
+    """Returns ``width`` columns, given an array whose columns are all equal."""
     return jnp.concatenate([x] * -(-width // x.shape[1]), axis=1)[:, :width]
 
 

@@ -31,9 +31,9 @@ def random_inputs(
 
 
 def values_and_gradients(attend, x: AttentionInputs) -> Any:
-    """Returns attention, and its random projection's gradient with respect to all arrays.
+    """Returns attention, and the gradients of a random projection of it for all input arrays.
 
-    Like a model, it gives keys and values of memory and segment apart.
+    Passes keys and values of memory and segment to ``attend`` separately, as a model does.
     """
     direction = jax.random.normal(jax.random.key(9), x.q.shape)
 
@@ -73,7 +73,7 @@ def example(d_head: int, dtype: Any, dropatt: float = 0.0) -> AttentionInputs:
 def difference(implementation: str, d_head: int, dtype: Any, dropatt: float = 0.0) -> float:
     """Returns :func:`largest_difference` of an implementation and the plain form in float32.
 
-    Products of the plain form are float32. Those of the implementation have JAX's own precision.
+    Products of the plain form are float32; the implementation's have JAX's default precision.
     """
     inputs = example(d_head, dtype, dropatt)
     in_float32 = lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x

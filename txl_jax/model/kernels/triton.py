@@ -1,9 +1,9 @@
 """Fused attention for NVIDIA GPUs, by the Triton kernels of triton_tiles.py.
 
 jax-triton, which calls them, is imported on first use. Sums are float32 and deterministic: there
-are no atomic additions. Float32 factors are cut to TF32 in three parts (``tf32x3``), which errs by
-less than 1e-5 of the largest entry. In bfloat16, the scores of distances are stored as float16,
-which has three bits more; beyond +-65,504 they overflow.
+are no atomic additions. A product of float32 factors is three products in TF32 (``tf32x3``), with
+errors below 1e-5 of the largest entry. With bfloat16, the scores of distances are stored as
+float16, which is more precise by three bits; beyond +-65,504 they overflow.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Tiling(NamedTuple):
 
 
 _BY_KEY = {"forward", "gradient_of_keys"}
-_READERS = {"gradient_of_queries", "gradient_of_distances"}  # of what gradient_of_keys writes
+_READERS = {"gradient_of_queries", "gradient_of_distances"}  # read gradient_of_keys' results
 _TILINGS = {
     "position_scores bfloat16": (4, 3, 64, 128),
     "position_scores float32": (4, 1, 64, 32), "position_scores float32 sm_90": (8, 2, 128, 64),
@@ -55,8 +55,8 @@ _TILINGS = {
 """Warps, stages and sizes; ``wide`` heads have more than 64 numbers.
 
 Those of sm_90 in bfloat16 were within 4% of the fastest of 207 on an H100. Others are chosen by
-benchmarks/attention_cycles.py. Those of all GPUs fit into 99 KiB of shared memory. Each four warps
-have up to 64 rows of a product, since more warps would repeat its work.
+benchmarks/attention_cycles.py. Those that name no ``sm_`` fit into 99 KiB of shared memory. Up to
+64 rows of a product have four warps, since more warps would repeat its work.
 """
 
 
@@ -82,7 +82,7 @@ class Form:
 
     @property
     def every(self) -> int:
-        """How far apart the queries of a tile are, so that few of 64 rows have none."""
+        """How far apart the queries of a tile are, chosen so that few of its 64 rows are unused."""
         rows = lambda every: _ceil(_ceil(self.t, every), 64) * 64 * every
         return min((8, 4, 2), key=lambda every: (rows(every), -every))
 
@@ -127,8 +127,8 @@ def attend(x: AttentionInputs, capability: int = 90) -> jax.Array:
 
     ``capability`` is the compute capability of the GPU, which need not be at hand. The kernels read
     [B,T,N,H], the order in which a product of states and weights gives heads. So XLA transposes
-    nothing. A tile of keys does not cross from memory to segment, unless both are joined before.
-    A ring of memory is read as it is, [N,B,M,H].
+    nothing. If M is no multiple of 128, memory and segment are joined to one array before;
+    otherwise no tile has keys of both. A ring of memory is read in its own layout, [N,B,M,H].
     """
     x = x.joined() if x.mask.mem_len % 128 else x
     p, f, h = x.positions, form_of(x, capability), x.q.shape[-1]
@@ -173,7 +173,7 @@ def _forward(f: Form, q, k, val, r, u, v, where):
 
 def _backward(f: Form, saved, dout):
     q, k, val, r, u, v, where, out, lse = saved
-    if f.ring:  # as without a ring; the gradients of memory then go back to their slots
+    if f.ring:  # put slots in order, and the gradients of memory back into their slots
         order = functools.partial(_in_order, where[2])
         (keys, values), back = jax.vjp(lambda *rings: tuple(map(order, rings)), k[0], val[0])
         saved = q, (keys, k[1]), (values, val[1]), r, u, v, where, out, lse
@@ -181,7 +181,7 @@ def _backward(f: Form, saved, dout):
         dkeys, dvalues = back((dk[0], dval[0]))
         return dq, (dkeys, dk[1]), (dvalues, dval[1]), *rest
     *where, _, seed = where
-    # Computed again, because a loop over layers would copy them into its arrays and back.
+    # Scores are computed again, because a loop over layers would copy stored ones twice.
     scores = _position_scores(f, q, v, r, where)
     delta = jnp.sum(dout.astype(jnp.float32) * out.astype(jnp.float32), axis=-1).transpose(0, 2, 1)
     spans = _spans(f.k, tiling("gradient_of_keys", q.dtype, f).sizes, *where)
@@ -256,9 +256,9 @@ def launch(kernel: str, given, results, grid, f: Form) -> list[jax.Array]:
     ``given`` are the arrays and integers that it reads; the first array has the dtype of heads.
     ``results`` have the shapes and dtypes of its outputs. ``grid`` gives the number of programs.
 
-    jax-triton has no rule for ``jax.vmap``: the kernel then runs once for each index. The wrapper
-    that does this also hides the call where JAX 0.12 removes unused results. There, jax-triton
-    0.4.1 has a rule of two arguments instead of three, and any gradient would be a TypeError.
+    jax-triton has no rule for ``jax.vmap``, so ``sequential_vmap`` runs the kernel once for each
+    index. This wrapper also hides the call from JAX 0.12's removal of unused results, for which
+    jax-triton 0.4.1 has a rule with a wrong signature: any gradient would raise a TypeError.
     """
     import jax_triton
 

@@ -1,10 +1,10 @@
 """The Triton kernels of fused attention, whose relative shift costs no arithmetic.
 
-The relative shift moves the scores of query i by i places. Neighbouring queries would move by odd
-numbers of places. So a tile has every second, fourth or eighth query (``EVERY``), and moves its row
-x by EVERY * x places: every vector of EVERY numbers stays aligned, and plain loads and stores do
-the shift. For EVERY = 2, T = 4, M = 2, and the tile of the queries 0 and 2 (entries are distances;
-a column of the product is a row of r):
+The relative shift moves the scores of query i by i places. In a tile of neighbouring queries, some
+would move by odd numbers of places. So a tile has every second, fourth or eighth query (``EVERY``),
+and moves its row x by EVERY * x places: every vector of EVERY numbers stays aligned, and plain
+loads and stores do the shift. For EVERY = 2, T = 4, M = 2, and the tile of the queries 0 and 2
+(entries are distances; a column of the product is a row of r):
 
     product with r                   stored at key  0 1 2 3 4 5
     query 0 (x = 0): 5 4 3 2 1 0                    2 1 0
@@ -18,11 +18,11 @@ Five kernels pass two arrays [B*N,T,KP] through device memory, ``scores`` and ``
     gradient_of_queries    dq, du, dv from dscores, read by key and by distance      of EVERY-th
     gradient_of_distances  dr from dscores, read by distance                         of EVERY-th
 
-There are no atomics, and only tiles on an edge of the attention mask compute it. No loop reads what
-it writes, so Triton may load ahead.
+There are no atomics, and only tiles on an edge of the attention mask compute the mask. No loop
+reads what it writes, so Triton may load ahead.
 
 Arguments: q, dout and out [B,T,N,H]; k_mem, val_mem [B,M,N,H], the first M keys and values, and k,
-val [B,K-M,N,H], the others (no tile of keys is in both); r [R,N,H], whose row c is for the distance
+val [B,K-M,N,H], the others (no tile has keys of both); r [R,N,H], whose row c is for the distance
 K-1-c; u, v [N,H]; lse, a logarithm to base 2, and delta = sum(out * dout), float32 [B*N,T];
 ``oldest`` and ``newest`` int32 [B,T], the first and the last key that a query sees, which never
 decrease; slot int32 [1] and ``RING``: k_mem and val_mem are [N,B,M,H], and their oldest key is in
@@ -44,14 +44,14 @@ UNSEEN = tl.constexpr(-1e30)
 
 @triton.jit
 def rows_of(source, row, limit, STRIDE: tl.constexpr, H: tl.constexpr):
-    """Loads the given rows of [limit,STRIDE] as [rows,H]; the last one for rows beyond."""
+    """Loads the given rows of [limit,STRIDE] as [rows,H]; an index beyond them loads the last."""
     row = tl.minimum(row, limit - 1)
     return tl.load(source + (row.to(tl.int64) * STRIDE)[:, None] + tl.arange(0, H)[None, :])
 
 
 @triton.jit
 def put_rows(target, x, row, limit, STRIDE: tl.constexpr, H: tl.constexpr):
-    """Writes [rows,H] to the given rows of [limit,STRIDE], without those outside of the array."""
+    """Writes [rows,H] to the given rows of [limit,STRIDE], and skips rows outside of the array."""
     inside = (row >= 0) & (row < limit)
     at = (row.to(tl.int64) * STRIDE)[:, None] + tl.arange(0, H)[None, :]
     tl.store(target + at, x.to(target.dtype.element_ty), mask=inside[:, None])
@@ -105,7 +105,7 @@ def mix(x):
 
 @triton.jit
 def line_of(seed, head, b, query):
-    """Hashes each query, as AttentionDropout.factors does it."""
+    """Hashes each query, as AttentionDropout.factors does."""
     row = (head * HEAD_STRIDE + b).to(tl.uint32)
     return mix(mix(tl.load(seed) + row) ^ query.to(tl.uint32)) ^ tl.load(seed + 1)
 
@@ -137,7 +137,7 @@ def position_scores(
     query = x * EVERY + p
     exists = query < T
     tile_q = queries_of(q + b * T * STRIDE + head * H, bias_of(v, head, H), query, T, STRIDE, H)
-    # Query x has key (x + y) * EVERY + d in row T-1-p + y * EVERY + d of r.
+    # For query x and key (x + y) * EVERY + d, r is needed in row T-1-p + y * EVERY + d.
     low = tl.load(oldest + b * T + query, mask=exists, other=1 << 30) // EVERY - x
     high = tl.load(newest + b * T + query, mask=exists, other=0) // EVERY - x
     r += head * H
@@ -160,8 +160,8 @@ def forward(
 ):  # fmt: skip
     """Computes ``out`` and ``lse`` of SQ queries of a row; grid: B * N * ceil(T/SQ).
 
-    The three parts of the keys are those that some queries of the tile see, those that all see, and
-    again some. Only the first and the last part have a mask.
+    The keys have three parts: keys that some queries of the tile see, then keys that all see, then
+    again keys that some see. Only the first and the last part have a mask.
     """
     groups = tl.cdiv(T, SQ)
     row = tl.program_id(0) // groups
@@ -222,8 +222,8 @@ def gradient_of_keys(
 ):  # fmt: skip
     """Computes ``dk`` and ``dval`` of SK keys of a row, and dscores; grid: B * N * ceil(K/SK).
 
-    ``spans`` int32 [B,ceil(K/SK),4] bound the three parts of the groups of SQ queries: the groups
-    of which some queries see some of the keys, all see all, and again some.
+    ``spans`` int32 [B,ceil(K/SK),4] bound three parts of the groups of SQ queries. In the groups of
+    the second part, all queries see all SK keys; in the others, some queries see some keys.
     """
     blocks = tl.cdiv(K, SK)
     row = tl.program_id(0) // blocks
@@ -278,10 +278,10 @@ def gradient_of_keys(
 
 @triton.jit
 def written(oldest, newest, query, T, KP: tl.constexpr, SQ: tl.constexpr, SK: tl.constexpr):
-    """Returns the first key and the last + 1 of which gradient_of_keys writes a query's dscores.
+    """Returns the first key, and the last + 1, for which gradient_of_keys writes dscores.
 
     Both are [queries,1] and multiples of SK, so that the numbers of one load share a mask. A query
-    beyond T has none.
+    beyond T has no keys.
     """
     exists = query < T
     first = query // SQ * SQ

@@ -15,7 +15,7 @@ from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.parallel.ordering import zero_after
 
 HALVED_FROM = {"cpu": 64}
-"""A short segment of at least so many queries is two groups, by platform; elsewhere it is one."""
+"""By platform: short segments of at least this many queries are computed as two groups."""
 _SHORT = 128
 _MOST_GROUPS = 16
 
@@ -50,7 +50,7 @@ def _recomputed(function, x: AttentionInputs, unknown: jax.Array) -> jax.Array:
 
 
 def _of_group(function, inputs, constants):
-    """Applies a function of AttentionInputs to their parts."""
+    """Builds AttentionInputs from their parts, and applies a function to them."""
     return function(AttentionInputs(*inputs, *constants[:2]))
 
 
@@ -91,7 +91,7 @@ _ordered = with_derivatives(_order, lambda _, unknown, tangents: tangents, _orde
 
 
 def _after(x: jax.Array, done: jax.Array, unknown: jax.Array) -> jax.Array:
-    """Returns ``x``, which the program computes only after ``done``."""
+    """Returns ``x``; what uses the result is computed only after ``done``."""
     return x + zero_after(done, unknown).astype(x.dtype)
 
 
