@@ -1,1 +1,1 @@
-"""Programs that measure; the numbers they gave lie in ``results/``, with machine and versions."""
+"""Benchmarks; their results are in ``results/``, with the machine and the versions."""

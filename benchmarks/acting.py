@@ -1,4 +1,4 @@
-"""Environment steps a second of an agent's memory, beside a plain Flax model of the same form.
+"""Measures environment steps a second of an agent's memory, and of a plain Flax model of its form.
 
     python -m benchmarks.acting [--environments=16,64,512] [--lengths=32,128,512] [--out=FILE]
 
@@ -8,7 +8,7 @@ all of them at every step. Learning is the gradient of ``--windows`` windows of 
 from a full memory of ``--learning-memory``. Both programs have the same parameters. Their outputs
 are compared first, and then they are timed in turn. The form and the length of a rollout are those
 of transformerXL_PPO_JAX: GTrXL of two layers, width 256, 8 heads, with gates, 128 steps. With
-``--dtype=bfloat16`` both compute in it, and the plain model is timed in float32 too.
+``--dtype=bfloat16`` both programs compute in bfloat16, and the plain model is timed in float32 too.
 """
 
 import argparse
@@ -31,7 +31,7 @@ SETTINGS = {"d_model": 256, "n_head": 8, "n_layer": 2, "gating": True, "gating_b
 
 
 class Programs:
-    """Both models with the same parameters."""
+    """Our model and the plain model, with the same parameters."""
 
     def __init__(self, settings: dict[str, Any], dtype: Any):
         cfg = dataclasses.replace(config_from_ppo_jax(settings), dtype=dtype)
@@ -44,13 +44,13 @@ class Programs:
         self.variables = {"params": params_from_ppo_jax(flat, cfg)}
 
     def memory(self, rows: int, mem_len: int) -> txl_jax.Memory:
-        """A full memory of random states."""
+        """Returns a full memory of random states."""
         mems: txl_jax.Memory = self.ours.init_mems(rows, mem_len)
         hidden = jax.random.normal(jax.random.key(1), mems.hidden.shape)
         return mems.replace(hidden=hidden, filled=jnp.full(rows, mem_len))
 
     def acting(self, rows: int, mem_len: int, steps: int):
-        """Two programs: outputs [T,B,D] of ``steps`` steps in ``rows`` environments."""
+        """Returns timers, by program, of ``steps`` steps of acting in ``rows`` environments."""
         mems = self.memory(rows, mem_len)
         inputs = jax.random.normal(jax.random.key(2), (steps, rows, self.width))
         begins = jax.random.bernoulli(jax.random.key(3), 0.02, (steps, rows))
@@ -82,7 +82,7 @@ class Programs:
         return self._both(ours, plain, arguments)
 
     def learning(self, rows: int, window: int, mem_len: int):
-        """Two programs: outputs of windows, and the gradient of their mean square."""
+        """Returns timers, by program, of windows' outputs and the gradient of their mean square."""
         mems = self.memory(rows, mem_len)
         inputs = jax.random.normal(jax.random.key(2), (rows, window, self.width))
         begins = jax.random.bernoulli(jax.random.key(3), 0.02, (rows, window))
@@ -109,7 +109,7 @@ class Programs:
         return self._both(gradient(ours), gradient(plain), (inputs, begins, mems))
 
     def _both(self, ours, plain, arguments):
-        """The programs by name, after a check that their first results, the outputs, agree."""
+        """Returns a timer of each program by name, after a check that their outputs agree."""
         dtype = self.ours.cfg.dtype
         functions = {
             "txl_jax": (ours, self.variables),
@@ -129,14 +129,14 @@ class Programs:
 
 
 def _in_dtype(function, dtype: str):
-    """The function of arguments that are cast to a dtype where they are floats."""
+    """Returns a function that first casts its floating-point arguments to a dtype."""
     is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
     cast = lambda x: x.astype(dtype) if is_float(x) else x
     return lambda *arguments: function(*jax.tree.map(cast, arguments))
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compare, measure, print, write."""
+    """Compares and times the programs; prints and writes the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("--environments", default="16,64,512")

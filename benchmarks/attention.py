@@ -1,10 +1,11 @@
-"""Implementations of attention against one another: time forward and backward, and memory held.
+"""Compares implementations of attention: time of forward and backward pass, and memory held.
 
     python -m benchmarks.attention [--implementations=reference,xla] [--lengths=768] [--dtype=…]
 
-For each length T = M, and at the end for ``--keys`` (T as the first length, M = K - T) to see how
-memory grows. Heads, their size and rows are those of enwik8_24l unless said otherwise. Before it
-is timed, an implementation is compared with the plain form (txl_jax/model/kernels/parity.py).
+Each length is T = M. Each number of ``--keys`` is then a K: T is the first length and M = K - T, to
+see how memory grows. Heads and their width are those of enwik8_24l, and there is one row, unless
+flags say otherwise. Before it is timed, an implementation is compared with the plain form
+(txl_jax/model/kernels/parity.py).
 """
 
 import argparse
@@ -22,7 +23,7 @@ from txl_jax.model.masks import attention_mask
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compare, measure, print, write."""
+    """Compares and times the implementations; prints and writes the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("--implementations", default="reference,xla")
@@ -68,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _program(name: str, flags: Any, seg_len: int, mem_len: int):
-    """Values and gradients of one attention as a program, and the bytes of its temporary arrays."""
+    """Returns a timer of attention with its gradients, and the bytes of its temporary arrays."""
     dtype = jnp.dtype(flags.dtype)
     mask = attention_mask(seg_len, jnp.full(flags.rows, mem_len), mem_len)
     dropout = AttentionDropout.draw(jax.random.key(0), flags.dropatt) if flags.dropatt else None

@@ -1,11 +1,12 @@
-"""Machine code of the fused attention for TPUs, counted: no TPU is needed.
+"""Counts the machine code of the fused attention for TPUs; no TPU is needed.
 
     python -m benchmarks.attention_bundles [--topologies=v5e:2x2] [--widths=64,128]
 
-Compiles the kernels (the extra tpu) for T = M = 768 with dropout, and prints for each of them the
-bundles of the loop for one tile of scores, 256 x 256, with and without masks. A bundle is what a
-TPU's core starts in one cycle. Where data comes in time, the bundles are the cycles: their order
-has waiting built in. Prologues, one for each tile of queries, are not counted.
+Compiles the kernels (with the extra tpu) for T = M = 768 with dropout, and prints for each of them
+the number of VLIW bundles in the loop for one tile of 256 x 256 scores, with and without masks. A
+bundle is what a TPU's core starts in one cycle. If data arrives in time, there are as many cycles
+as bundles, because the compiler has scheduled the waiting too. The code that runs once for each
+tile of queries is not counted.
 """
 
 import argparse
@@ -31,10 +32,10 @@ _LENGTH, _HEADS, _ROWS = 768, 2, 2
 
 
 class Counted(NamedTuple):
-    """The bundles of a kernel for a tile, and for one at an edge of the mask.
+    """The bundles of a kernel for a tile inside the mask, and for one at an edge of the mask.
 
-    ``products`` and ``spilled`` count instructions at the edge: products of the matrix units, and
-    stores and loads of registers that did not fit.
+    ``products`` and ``spilled`` count instructions of the tile at an edge: products of the matrix
+    units, and stores and loads of registers that did not fit.
     """
 
     kernel: str
@@ -45,7 +46,7 @@ class Counted(NamedTuple):
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compile, count, print."""
+    """Compiles the kernels, counts their bundles and prints a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--topologies", default="v5e:2x2,v5p:2x2x1,v6e:2x2")
     parser.add_argument("--widths", default="64,128")
@@ -69,13 +70,13 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def write_machine_code(folder: str) -> None:
-    """Makes libtpu, before it compiles its first program, write machine code to a folder."""
+    """Makes libtpu write machine code to a folder; must precede its first compilation."""
     os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
     os.environ.pop("XLA_FLAGS", None)
 
 
 def compile_attention(topology: str, width: int, dtype: str, rate: float) -> None:
-    """Compiles attention of heads of ``width`` with its gradients for a chip of a slice."""
+    """Compiles attention with heads of ``width`` and its gradients for one chip of a slice."""
     there = jax.sharding.SingleDeviceSharding(topology_devices(topology)[0])
 
     def of(*shape: int, dtype: str = dtype) -> jax.ShapeDtypeStruct:
@@ -95,7 +96,7 @@ def compile_attention(topology: str, width: int, dtype: str, rate: float) -> Non
 
 
 def counted(folder: pathlib.Path) -> list[Counted]:
-    """Counts the kernels whose machine code libtpu wrote to a folder, and empties the folder."""
+    """Counts the bundles of kernels that libtpu wrote to a folder, and empties the folder."""
     found = []
     for file in folder.iterdir():
         if file.name.endswith("-final_bundles.txt") and "schedule-analysis" not in file.name:
@@ -111,7 +112,7 @@ def counted(folder: pathlib.Path) -> list[Counted]:
 
 
 def _straight(text: str) -> list[tuple[int, str]]:
-    """Returns the runs of bundles between branches: their number, and their text."""
+    """Returns the sequences of bundles between branches: the length and the text of each."""
     runs: list[list[str]] = [[]]
     for label, code in _BUNDLE.findall(text):
         if label in _ENDS:

@@ -1,12 +1,12 @@
-"""Machine code of the fused attention for NVIDIA GPUs, counted: no GPU is needed.
+"""Counts the machine code of the fused attention for NVIDIA GPUs; no GPU is needed.
 
     python -m benchmarks.attention_cycles [--capabilities=90] [--widths=64,128] [--dtypes=bfloat16]
 
-Compiles the kernels (the extra compile-cuda) for T = M = 768 with dropout, and prints for each of
-them its tiling, issue cycles, registers, spilled bytes of a thread, and shared memory. An issue
-cycle is a quarter of an instruction of a warp, since a GPU's multiprocessor issues four at a time.
-Counted are those of the loop for 64 x 64 scores that no edge of the attention mask crosses; in
-brackets, those for scores that an edge crosses.
+Compiles the kernels (with the extra compile-cuda) for T = M = 768 with dropout, and prints for each
+of them its tiling, issue cycles, registers, spilled bytes of a thread, and shared memory. Issue
+cycles are the instructions of all warps divided by four, since a GPU's multiprocessor issues four
+at a time. They are those of the loop for 64 x 64 scores that no edge of the attention mask crosses;
+in brackets, those for scores that an edge crosses.
 """
 
 import argparse
@@ -40,7 +40,7 @@ _BACKWARD = re.compile(r"\bBRA\b.*?(0x[0-9a-f]+)")
 
 
 class Counted(NamedTuple):
-    """What one kernel's machine code takes; ``edge`` is ``None`` if all its tiles are alike."""
+    """The cost of one kernel's machine code; ``edge`` is ``None`` if all its tiles are alike."""
 
     kernel: str
     tiling: triton.Tiling
@@ -53,7 +53,7 @@ class Counted(NamedTuple):
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compile, count, print."""
+    """Compiles the kernels, counts their cycles and prints a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--capabilities", default="90")
     parser.add_argument("--widths", default="64,128")
@@ -84,9 +84,9 @@ def _row(x: Counted) -> str:
 def counted(
     h: int, dtype: Any, capability: int = 90, rate: float = 0.15, ring: bool = False
 ) -> list[Counted]:
-    """Returns what each kernel takes for heads of width H, in the order of :data:`KERNELS`.
+    """Returns the cost of each kernel for heads of width ``h``, in the order of :data:`KERNELS`.
 
-    ``ring``: memory is the ring of a cache.
+    With ``ring``, memory is the ring buffer of a cache.
     """
     with compiled_kernels() as made:
         form = lower(h, dtype, capability, rate, ring=ring)
@@ -109,7 +109,7 @@ def counted(
 
 @contextlib.contextmanager
 def compiled_kernels() -> Iterator[dict[str, Any]]:
-    """Collects what jax-triton compiles meanwhile, by the kernel's name."""
+    """Collects the kernels that jax-triton compiles inside the context, by name."""
     from jax_triton import triton_lib as library
 
     made: dict[str, Any] = {}
@@ -155,7 +155,7 @@ def lower(
 
 
 def assembled(ptx: str) -> tuple[int, int, str]:
-    """Returns registers and spilled bytes of a thread, and the machine code's text."""
+    """Assembles PTX; returns registers and spilled bytes of a thread, and the machine code."""
     from triton import knobs
 
     found = re.search(r"\.target (sm_(\d+)\w*)", ptx)

@@ -1,10 +1,10 @@
-"""How a score depends on the number of streams, started cold and warm.
+"""Measures how a score depends on the number of streams, with cold and warm starts.
 
     python -m benchmarks.cold_start --workdir=RUN [--data-path=DATA] [--streams=1,4,10] \
         [--out=FILE.json]
 
-``--workdir`` is a finished run with a memory; its ``evaluate`` section is the protocol, and what
-is scored is all of its split. Three series, each at every number of streams:
+``--workdir`` is a finished run with a memory; its ``evaluate`` section is the protocol, and its
+whole split is scored. There are three series, each with every number of streams:
 
 | series | window | before a stream's first segment |
 |---|---|---|
@@ -13,10 +13,10 @@ is scored is all of its split. Three series, each at every number of streams:
 | window, warm | ``pytorch`` | the n_layer * mem_len tokens of text before it |
 
 A cold stream predicts its first tokens without a past, so more streams score worse. With the
-window no token sees further back than n_layer * mem_len tokens, so warm streams score as one
-does: a difference that is left is rounding. The difference is to one stream of the same series
-(the warm series: of the cold one, for the first stream has nothing before it), in percent of
-perplexity or of bits.
+window no token sees further back than n_layer * mem_len tokens, so several warm streams score as
+one stream does, up to rounding. The output has the difference from one stream of the same series,
+in percent of perplexity or of bits. The warm series is compared with one stream of the cold series,
+for the first stream has nothing before it.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from txl_jax.config import ProtocolConfig
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Score every series as the flags say, print a table and write the report."""
+    """Scores every series as the flags say, prints a table and writes the report."""
     argv = sys.argv[1:] if argv is None else argv
     parser = parser_of(__doc__ or "")
     parser.add_argument("--streams", default="1,4,10", help="how many streams, with commas")
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure(scorer: Scorer, streams: list[int]) -> list[Row]:
-    """Rows of all series, each with ``difference_percent`` to its one stream."""
+    """Returns rows of all series; ``difference_percent`` is the difference from one stream."""
     own = scorer.trained.config.evaluate
     rows = []
     base: dict[str, float] = {}
@@ -63,14 +63,14 @@ def measure(scorer: Scorer, streams: list[int]) -> list[Row]:
 
 
 def series(own: ProtocolConfig, n_layer: int) -> list[tuple[str, ProtocolConfig]]:
-    """The three protocols by name; their number of streams is still to be set."""
+    """Returns the three protocols by name; the caller sets their number of streams."""
     cold = dataclasses.replace(own, same_length="pytorch", warm_start=0, first_memory="empty")
     warm = dataclasses.replace(cold, warm_start=n_layer * own.mem_len)
     return [("own protocol", own), ("window, cold", cold), ("window, warm", warm)]
 
 
 def table(rows: list[Row], unit: str) -> str:
-    """The rows as text."""
+    """Returns the rows as text."""
     return "\n".join(
         f"{r['series']:<14} {r['streams']:>4} streams  {r[unit]:9.4f} {unit}"
         f"  {r['difference_percent']:+8.4f} %  {r['seconds']:7.1f} s"

@@ -1,12 +1,13 @@
-"""Fresh figures beside the committed ones: what became slower.
+"""Compares fresh figures with the committed ones, and says what became slower.
 
     python -m benchmarks.compare FRESH.json … [--committed=benchmarks/results] [--allowed=0.15]
 
-Files are those of ``--out`` of train_speed, eval_speed and generate_speed. Each fresh ratio to a
-peer is set beside that of the newest committed file of the same benchmark, size, settings, device
-and processor. Ratios of one processor may be compared where seconds may not. A ratio that was only
-committed for another processor is refused: the two programs use a processor's caches and vector
-units differently. Ends with 1 if one fell by more than ``--allowed``, with 2 if one was refused.
+The files are written by ``--out`` of train_speed, eval_speed and generate_speed. Each fresh ratio
+to a peer is compared with that of the newest committed file of the same benchmark, size, settings,
+device and processor. Ratios of one processor may be compared where seconds may not. A ratio that
+was only committed for another processor is refused: the two programs use a processor's caches and
+vector units differently. The exit code is 1 if a ratio fell by more than ``--allowed``, and 2 if a
+ratio was refused.
 """
 
 import argparse
@@ -20,7 +21,7 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compare and print; returns 2 if a ratio was refused, else 1 if one fell too far, else 0."""
+    """Compares and prints; returns 2 if a ratio was refused, else 1 if one fell too far, else 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("fresh", nargs="+")
     parser.add_argument("--committed", default=str(RESULTS))
@@ -59,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _processor(report: dict[str, Any]) -> str:
-    """The processor of an accelerator's host does not matter; that of a CPU does."""
+    """Returns the name of the CPU, or of an accelerator, whose host does not matter."""
     about = report["machine"]
     return str(about["cpu"] if about["device"] == "cpu" else about["device"])
 

@@ -1,16 +1,16 @@
-"""Compiles every recipe of ``configs/`` for absent GPUs, a process each; writes rows of a table.
+"""Compiles every recipe of ``configs/`` for absent GPUs, a process each, and writes a table.
 
     python -m benchmarks.compile_recipes --out=DIR [--recipes=ptb,wt103_large] [--seconds=1200]
     python -m benchmarks.compile_recipes --out=DIR --gpu-pass
     python -m benchmarks.compile_recipes --out=DIR --ptb
 
 Each recipe has one command, ``python -m txl_jax.main --config=configs/RECIPE.py --mode=compile
---topology=KIND:1x1xN``. What it says is written to ``DIR/RECIPE-KIND-xN.txt``. A file that is there
-is not made again, so that a later call goes on. ``DIR/table.md`` has the rows of all files, and
-the processor and the versions of this Python. Needs the extra ``compile-cuda``, and no GPU.
+--topology=KIND:1x1xN``. Its output is written to ``DIR/RECIPE-KIND-xN.txt``. A file that exists is
+not made again, so a later call continues. ``DIR/table.md`` has a row for each file, and the
+processor and the versions of this Python. Needs the extra ``compile-cuda``, and no GPU.
 
-With ``--gpu-pass`` the programs are those of ``gpu.sh`` for training and evaluation, with its
-batch sizes and bfloat16, for one H200; with ``--ptb`` those of the candidates of ``ptb_gpu.sh`` in
+With ``--gpu-pass`` the recipes are those that ``gpu.sh`` trains, for one H200, with its batch
+sizes, dtypes and forms of layers; with ``--ptb`` they are the candidates of ``ptb_gpu.sh`` in
 results/ptb/README.md.
 """
 
@@ -49,9 +49,9 @@ ON_EIGHT = (
 LARGE = ("enwik8_24l", "wt103_large", "lm1b_large")
 """Recipes that are compiled for H100s too, and for one GPU, which takes the batch in eighths."""
 UNKNOWN_VOCABULARY = {"my_text": 256, "my_tokens": 256}
-"""Recipes for a text of the user's own, with a number of symbols for them."""
+"""Recipes for a text of the user's own, and the vocabulary size that they are compiled with."""
 SLOWEST = ("ptb", "ptb_authors")
-"""Recipes whose unrolled layers take minutes to compile, and come last."""
+"""Recipes whose unrolled layers take minutes to compile; they come last."""
 _WHEELS = ("jax", "jax-cuda13-plugin", "jax-triton", "triton", "nvidia-cuda-nvcc")
 _COLUMNS = (
     *("recipe", "on", "train, GiB", "validate, GiB", "evaluate, GiB"),
@@ -61,7 +61,7 @@ _TOLD = re.MULTILINE | re.DOTALL
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compile what has no file yet, and write the table."""
+    """Compiles what has no file yet, and writes the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", required=True)
     parser.add_argument("--recipes", help="names by comma; all of them if left out")
@@ -98,7 +98,7 @@ def topologies(recipe: str) -> Iterator[tuple[str, list[str]]]:
 
 
 Jobs = Iterator[tuple[str, list[str]]]
-"""Names of files, and what follows ``python`` in the command of each."""
+"""Names of output files, and the arguments of ``python`` in the command of each."""
 
 
 def recipe_jobs(chosen: list[str]) -> Jobs:
@@ -133,13 +133,13 @@ def ptb_jobs() -> Jobs:
 
 
 def command(recipe: str, topology: str, settings: list[str]) -> list[str]:
-    """Returns what follows ``python`` in the command that compiles a recipe."""
+    """Returns the arguments of ``python`` in the command that compiles a recipe."""
     words = ["-m", "txl_jax.main", f"--config=configs/{recipe}.py", "--mode=compile"]
     return [*words, f"--topology={topology}", *settings]
 
 
 def compiled(words: list[str], seconds: float) -> str:
-    """Returns the command, what it said and how it ended."""
+    """Runs a command; returns its text, its output and how it ended."""
     began = time.monotonic()
     try:
         ended = subprocess.run(
@@ -161,7 +161,7 @@ def compiled(words: list[str], seconds: float) -> str:
 
 
 def row(path: pathlib.Path) -> str:
-    """Returns the row of a file."""
+    """Returns the row of a file in the table."""
     return f"| {' | '.join(cells(path))} |"
 
 
@@ -184,7 +184,7 @@ def cells(path: pathlib.Path) -> list[str]:
 
 
 def table(out: pathlib.Path) -> str:
-    """Returns the rows of all files of a folder, under what they were made with."""
+    """Returns the table of all files of a folder, below the date, the machine and the versions."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _WHEELS)
     python = f"Python {platform.python_version()}, {versions}"
     about = f"{datetime.date.today()}, {cpu_name()}, {os.cpu_count()} cores; {python}"

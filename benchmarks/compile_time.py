@@ -1,11 +1,11 @@
-"""Seconds to compile the training step, by number of layers and by how they are run.
+"""Times the compilation of the training step, by number of layers and by how they are run.
 
     python -m benchmarks.compile_time [--layers=4,24] [--repeats=5] [--out=FILE.json]
 
 The step of a model of width 512 (8 heads of 64, inner width 2,048, 204 symbols, dropout 0.1), with
-B = 4 and T = M = 128, is traced, lowered and compiled, forms and numbers of layers in turn, so
-that a busy machine slows all of them. Printed: the median of each and its range, and for each form
-the ratio of the most layers to the fewest. XLA compiles for the devices that are there.
+B = 4 and T = M = 128, is traced, lowered and compiled. Forms and numbers of layers take turns, so
+that a busy machine slows all of them. The output has the median and the range of each, and for each
+form the ratio of the most layers to the fewest. XLA compiles for the devices of this machine.
 """
 
 import argparse
@@ -36,7 +36,7 @@ B, T = 4, 128
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure in turn, print and write the figures."""
+    """Measures all forms in turn, prints and writes the figures."""
     flags = _flags(argv)
     layers = [int(n) for n in flags.layers.split(",")]
     seconds: dict[tuple[str, int], list[float]] = {}
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def compile_seconds(n_layer: int, settings: dict[str, Any]) -> float:
-    """Seconds from the functions to the compiled step."""
+    """Returns the seconds to trace, lower and compile the step."""
     jax.clear_caches()
     shape = {"n_layer": n_layer, "d_model": 512, "n_head": 8, "d_head": 64, "d_inner": 2048}
     exp = ExperimentConfig.from_dict(

@@ -1,12 +1,12 @@
-"""What dynamic evaluation gives: its rate chosen on the validation split, the test scored once.
+"""Measures what dynamic evaluation gains, with the rate that is best on the validation split.
 
     python -m benchmarks.dynamic_evaluation --workdir=RUN [--data-path=DATA] [--rule=rms] \
         [--rates=1e-5,3e-5,1e-4] [--decay=0] [--epsilon=1e-4] [--statistics=100] \
         [--valid-segments=N] [--out=FILE.json]
 
-``--workdir`` is a finished run; its ``evaluate`` section is the protocol but for one stream, as
-in Krause et al. 2019. Every rate, and no dynamic evaluation, is scored on the validation split
-(its first N segments, if that is given); then the test split without, and with the best rate.
+``--workdir`` is a finished run; its ``evaluate`` section is the protocol, but with one stream, as
+in Krause et al. 2019. The validation split (its first N segments, if N is given) is scored without
+dynamic evaluation and with every rate; then the test split without it, and with the best rate.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from txl_jax.config import DynamicConfig
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Score as the flags say, print a table and write the report."""
+    """Scores as the flags say, prints a table and writes the report."""
     argv = sys.argv[1:] if argv is None else argv
     parser = parser_of(__doc__ or "")
     add = parser.add_argument
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure(scorer: Scorer, rules: list[DynamicConfig], valid_segments: int) -> list[Row]:
-    """Rows of the validation split for every rule, and of the test split for the best."""
+    """Returns rows of both splits: every rule on validation, none and the best one on test."""
     own = dataclasses.replace(scorer.trained.config.evaluate, batch_size=1)
 
     def row(split, rule: DynamicConfig, segments: int) -> Row:

@@ -1,12 +1,12 @@
-"""Segments scored a second: ours, and the authors' PyTorch code beside it in the same run.
+"""Times segments of evaluation: ours, and the authors' PyTorch code beside it in the same run.
 
     python -m benchmarks.eval_speed --size=12l_512 [--set evaluate.mem_len=3800] \
         [--set evaluate.clamp_len=1000] \
         [--original=DIR --original-python=PYTHON]
 
-Ours is ``--mode=evaluate``'s own loop under the size's protocol (segment, memory, window, streams),
-timed from one segment to the next once it runs; the memory's slots are all there from the start, so
-that every segment costs the same. Theirs has its memory full.
+Ours is the loop of ``--mode=evaluate`` under the size's protocol (segment, memory, window,
+streams), timed from one segment to the next once it runs. All slots of its memory exist from the
+start, so every segment costs the same. The authors' model starts with a full memory.
 """
 
 import argparse
@@ -31,7 +31,7 @@ UNROLLED = {"model.scan_layers": False}
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure, print, write."""
+    """Measures, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_flags(parser)
     parser.add_argument("--segments", type=int, default=4, help="in a round")
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
         score = lambda e: scoring(e.model, e.evaluate, random_params(e.model), flags.segments)
         ours = in_dtypes(flags, score, UNROLLED)
         seconds = time_alternating({**ours, **others}, flags.rounds)
-        untimed = 2  # of :func:`scoring`
+        untimed = 2  # segments that :func:`scoring` runs first
         units = flags.segments + untimed
         kernels = kernels_of(ours["txl_jax"], units) if flags.trace else []
         about_others = {name: peer.about for name, peer in others.items()}

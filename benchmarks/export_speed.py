@@ -1,9 +1,10 @@
-"""Speed of exported programs beside the library's own, in turn; seconds and bytes of the export.
+"""Times exported programs beside the library's own, in turn; seconds and bytes of the export.
 
     python -m benchmarks.export_speed --size=12l_512 [--batch-size=1] [--set export.mem_len=512]
 
-``nll`` is timed by segments and ``step`` by tokens, each with the memory or the cache of the call
-before. Both sides compute the same function: lengths are given, and the cache is written in place.
+``nll`` is timed by segments and ``step`` by tokens. Each call takes the memory or the cache of the
+call before. Both sides compute the same function: lengths are given, and the cache is written in
+place.
 """
 
 import argparse
@@ -30,7 +31,7 @@ STEPS = 8
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Exports, measures, prints, writes."""
+    """Exports, measures, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_flags(parser)
     parser.add_argument("--batch-size", type=int, default=1)
@@ -69,7 +70,7 @@ PROGRAMS = ("nll", "cache", "step")
 
 
 def own(model: TransformerXL, params: Any) -> dict[str, Callable]:
-    """The library's programs, each from a state to the next one: nll and step."""
+    """Returns the library's programs by name; ``nll`` and ``step`` also return the next state."""
     variables = {"params": params}
     project = jax.jit(lambda v, mems: model.apply(v, mems, seg_len=1, method="init_cache"))
     nll = jax.jit(
@@ -84,7 +85,7 @@ def own(model: TransformerXL, params: Any) -> dict[str, Callable]:
 
 
 def exported(params: dict[str, jax.Array], programs: dict[str, Callable]) -> dict[str, Callable]:
-    """The exported programs, each from a state to the next one."""
+    """Returns the exported programs by name, with the arguments of those of :func:`own`."""
     return {
         "nll": lambda ids, lengths, mems: programs["nll"](
             params, ids, ids, lengths, vars(mems) if hasattr(mems, "filled") else mems
@@ -95,7 +96,7 @@ def exported(params: dict[str, jax.Array], programs: dict[str, Callable]) -> dic
 
 
 def timed(name: str, programs: dict[str, Callable], b: int, model, c) -> Callable[[], float]:
-    """A program: the next segment, or tokens, after the state before; seconds of one call."""
+    """Returns a function that runs the next segment or tokens; it returns seconds of a call."""
     ids, lengths = jnp.ones((b, c.seg_len), jnp.int32), jnp.full((b,), c.seg_len, jnp.int32)
     state = model.init_mems(b, c.mem_len)
     if name == "step":

@@ -1,15 +1,15 @@
-"""Tokens generated a second: ours, and the authors' PyTorch model beside it in the same run.
+"""Times generated tokens: ours, and the authors' PyTorch model beside it in the same run.
 
     python -m benchmarks.generate_speed --size=12l_512 [--set generate.mem_len=512] \
         [--batch-size=1] [--lengths=512,1024] [--original=DIR --original-python=PYTHON]
 
-Ours is ``--mode=generate``'s own loop, drawing at temperature 1, timed from one piece of 64 tokens
-to the next once it runs. Theirs has no loop: tokens are made one at a time from its forward pass.
-With ``--lengths`` ours is timed at several memory lengths in turn, and cost for each is printed.
+Ours is the loop of ``--mode=generate``, drawing at temperature 1, timed from one piece of 64 tokens
+to the next once it runs. The authors have no such loop: tokens are made one at a time from their
+forward pass. With ``--lengths`` ours is timed at several memory lengths in turn.
 
-One text at a time has to read every weight and every slot of memory for each token, so nothing is
-quicker than reading them. On a CPU that is timed in turn too (``reading``): numpy reads as many
-bytes, a thread a core.
+To generate one text, every weight and every slot of memory must be read for each token, so nothing
+is quicker than reading them. On a CPU this reading is timed in turn too (``reading``): numpy reads
+as many bytes, with a thread for each core.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from txl_jax.generation.generate import PER_DISPATCH, generate
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure, print, write."""
+    """Measures, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_flags(parser)
     parser.add_argument("--batch-size", type=int, default=1)
@@ -76,9 +76,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def bytes_of_token(exp: ExperimentConfig, rows: int) -> int:
-    """What is read for the next token of each row: weights, and keys, values, positions in memory.
+    """Returns the bytes read for a token of each row: weights, keys, values and positions.
 
-    Projections of positions are not: they are kept projected. Float32.
+    Weights that project positions are not read, since the cache keeps positions projected. Numbers
+    are float32.
     """
     c, m = exp.model, exp.generate.mem_len
     weights = 0
@@ -89,7 +90,7 @@ def bytes_of_token(exp: ExperimentConfig, rows: int) -> int:
 
 
 def reading(n_bytes: int) -> Callable[[], float]:
-    """A program that reads as many bytes with a thread for each core; returns the seconds."""
+    """Returns a function that reads ``n_bytes`` with a thread per core; it returns the seconds."""
     threads = len(os.sched_getaffinity(0))
     parts = np.array_split(np.ones(n_bytes // 4, np.float32), threads)
     pool = concurrent.futures.ThreadPoolExecutor(threads)
@@ -103,7 +104,7 @@ def reading(n_bytes: int) -> Callable[[], float]:
 
 
 def generating(exp: ExperimentConfig, rows: int) -> Callable[[], float]:
-    """A program: the next piece of a long text of each row; seconds of a token of all rows."""
+    """Returns a function that generates the next piece of each row; it returns seconds a token."""
     settings = {"length": 10_000_000, "mem_len": exp.generate.mem_len, "temperature": 1.0}
     c = ExperimentConfig.from_dict({**exp.to_dict(), "generate": settings}).generate
     prompts = [np.array([1], np.int32)] * rows

@@ -1,12 +1,12 @@
-"""What a generated token reads and writes on an absent GPU, counted in the compiled program.
+"""Counts what a generated token reads and writes on an absent GPU, in the compiled program.
 
     python -m benchmarks.generated_token enwik8_24l --topology=h100:1x1x1 [--samples=1]
 
-Compiles the program that samples tokens (the extra ``compile-cuda``), and counts the bytes of the
-kernels of one token (program_kernels.py). Beside them stands what no program can avoid: each matrix
-of the layers and the table of the output words read once in the compute dtype, and the keys, values
-and vectors of distances of the cache. The time is *predicted* from the bytes alone, with the share
-of the bandwidth that predicted_steps.py has; launches are not in it.
+Compiles the program that samples tokens (with the extra ``compile-cuda``), and counts the bytes of
+the kernels of one token (program_kernels.py). The output also has what no program can avoid: each
+matrix of the layers and the table of the output words read once in the compute dtype, and the keys,
+values and vectors of distances of the cache. The time is *predicted* from the bytes alone, with the
+share of the bandwidth that predicted_steps.py uses; the launches of kernels are not included.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from txl_jax.training.plan import training_mesh
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compile, count, print."""
+    """Compiles the program, counts its bytes and prints them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("recipe")
     parser.add_argument("--topology", default="h100:1x1x1")
@@ -71,8 +71,8 @@ def token(exp: ExperimentConfig, topology: str) -> tuple[list[Kernel], int]:
 def least_bytes(exp: ExperimentConfig) -> int:
     """Returns the bytes of the matrices and of the cache, which every token reads.
 
-    Not among them are the projections of distances, which the cache has applied, and the table of
-    the input words if it is not that of the output.
+    Not counted are the projections of distances, which the cache has applied, and the table of the
+    input words if the output has another table.
     """
     c = dataclasses.replace(exp.model, scan_layers=False)
     rows = compiled_rows(exp.generate.samples)

@@ -3,8 +3,8 @@
     python -m benchmarks.gpu_image [--out=FILE.json]
 
 Exits with 1 if a package is missing, is not of a version that pyproject.toml allows, or cannot be
-imported, or if JAX does not start the platform of ``JAX_PLATFORMS``. The output names each. Nothing
-of this project is imported before the packages are checked.
+imported, or if JAX does not start the platform of ``JAX_PLATFORMS``. The output names each problem.
+Nothing of this project is imported before the packages are checked.
 """
 
 import argparse
@@ -21,13 +21,13 @@ OF_THE_IMAGE = (
     *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorstore", "etils", "numpy"),
     *("matplotlib", "pytest"),
 )
-"""What the machine has beside the wheels of ``gpu_wheels.txt``, and on a GPU also ``_ON_GPU``."""
+"""Packages that are needed beside the wheels of ``gpu_wheels.txt``; on a GPU also ``_ON_GPU``."""
 _ON_GPU = ("triton",)
 _IMPORTED = ("jax", "flax.linen", "optax", "orbax.checkpoint")
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Print versions and devices, or what is wrong with them."""
+    """Prints versions and devices, or what is wrong with them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", help="JSON file to write")
     parser.add_argument("--smoke", action="store_true", help="a rehearsal on a CPU")
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def version(package: str) -> str | None:
-    """Returns the version of an installed package."""
+    """Returns the version of an installed package, or ``None``."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -59,7 +59,7 @@ def problems(versions: dict[str, str | None]) -> list[str]:
     """Returns a line for each package that is missing or not of a version that is allowed."""
     fix = "install it, or give WHEELS=DIR with the wheels of benchmarks/gpu_wheels.txt"
     lines = [f"{name} is missing: {fix}" for name, found in versions.items() if found is None]
-    if versions.get("packaging") is None:  # without it versions cannot be compared
+    if versions.get("packaging") is None:  # needed to compare versions
         return lines
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name

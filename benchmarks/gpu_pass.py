@@ -1,17 +1,18 @@
-"""Everything that is to be known from one GPU, in slices: correctness, speed, a profile.
+"""Runs every test and benchmark for one GPU, in calls of limited time that continue each other.
 
     python -m benchmarks.gpu_pass --out=DIR [--seconds=580] [--original=DIR] [--smoke]
 
-Checks the packages and the device (``benchmarks.gpu_image``), and ends with 1 if they will not do.
-Then runs :func:`commands` in order, each in a process of its own with a time limit, and stops when
-``--seconds`` are over; called again with the same ``--out`` it goes on with the first one that has
-no result. A command that a slice's end cuts leaves none. Correctness comes first; tests of which
-one is skipped have not passed. An implementation that differs from the plain form is named, and
-the rest still runs, so that it can be mended. After every command ``report.json`` holds all results
-so far and ``report.md`` a table. The exit code is 1 if a command failed.
+First checks the packages and the device (``benchmarks.gpu_image``), and ends with 1 if they are not
+usable. Then runs :func:`commands` in order, each in a process of its own with a time limit, and
+stops after ``--seconds``. Another call with the same ``--out`` goes on with the first command that
+has no result; a command that is cut off by the end of a call has none. Correctness comes first, and
+a skipped test counts as a failure. If an implementation differs from the plain form, the output
+names it and the other commands still run. After every command ``report.json`` holds all results so
+far and ``report.md`` a table. The exit code is 1 if a command failed.
 
-``--smoke`` is a rehearsal on a CPU: the same commands and report, with small sizes. What the
-programs need on an H200, and in what time: ``python -m benchmarks.compile_recipes --gpu-pass``.
+``--smoke`` is a rehearsal on a CPU: the same commands and report, with small sizes. ``python -m
+benchmarks.compile_recipes --gpu-pass`` tells how much memory the programs need on an H200, and how
+long they take to compile.
 """
 
 import argparse
@@ -35,15 +36,15 @@ RECIPES = {
     "nvidia_wt103_base": 128,
     "nvidia_wt103_large": 32,
 }
-"""Recipes, with the streams that one device is given."""
+"""Recipes, and the number of streams that one device is given."""
 
 
 Command = tuple[str, list[str], int]
-"""Name, arguments after ``python -m`` and time limit in seconds."""
+"""A command: its name, the arguments after ``python -m``, and its time limit in seconds."""
 
 
 def commands(original: str | None) -> Iterator[Command]:
-    """Yields the commands in their order: the sooner, the more depends on the result."""
+    """Yields the commands in order, the most important results first."""
     yield "target", ["benchmarks.gpu_target"], 60
     workers = ["-n", "4", "--dist", "load"]
     yield "parity", ["pytest", "-m", "gpu", *workers, "tests/model/test_kernels_triton.py"], 400
@@ -89,7 +90,7 @@ def attention(short: str, dtype: str) -> Iterator[Command]:
 
 
 def training(short: str, layers: str) -> Iterator[Command]:
-    """Yields an update of every recipe, with scanned layers or unrolled."""
+    """Yields the benchmark of an update of every recipe, with scanned layers or unrolled."""
     for recipe, rows in RECIPES.items():
         words = ["benchmarks.train_speed", f"--size={recipe}", of_dtype(short), "--steps=5"]
         words += [f"--set=model.scan_layers={LAYERS[layers]}", f"--set=train.batch_size={rows}"]
@@ -103,20 +104,20 @@ SMOKE = {
     "--size": "tiny",
     "--steps": "1",
 }
-"""What a rehearsal puts for the value of each flag."""
+"""The value that each flag gets in a rehearsal."""
 
 SMOKE_TESTS = ["tests/model/test_kernels.py", "-k", "dropout_drops or refused_by_name"]
 """The tests of a rehearsal, which need no GPU."""
 
 LEAST = 30
-"""The seconds that must be left of a slice to begin another command."""
+"""The seconds that must be left of a call to begin another command."""
 
 IMAGE_SECONDS = 120
-"""The time limit of the check of the machine, which every slice begins with."""
+"""The time limit in seconds of the check of the machine, with which every call begins."""
 
 
 def small(words: list[str]) -> list[str]:
-    """Returns a command with the sizes of a rehearsal, and its types and layers."""
+    """Returns a command with the sizes of a rehearsal, and its own dtype and form of layers."""
     if words[0] == "benchmarks.gpu_target":
         return words
     if words[0] == "pytest":
@@ -136,9 +137,9 @@ def small(words: list[str]) -> list[str]:
 
 
 def environment(command: list[str], smoke: bool = False) -> dict[str, str]:
-    """Returns the variables of a command: JAX must use the GPU, and compile as for users.
+    """Returns environment variables for a command: JAX uses the GPU, and compiles as for users.
 
-    tests/conftest.py takes the CPU and reduced optimisation where nothing is set.
+    Where a variable is not set, tests/conftest.py chooses the CPU and reduced optimisation.
     """
     platforms = "cuda" if command[0] == "pytest" else "cuda,cpu"
     chosen = {"JAX_PLATFORMS": "cpu" if smoke else platforms, "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
@@ -146,7 +147,7 @@ def environment(command: list[str], smoke: bool = False) -> dict[str, str]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run what has no result yet until the time is over."""
+    """Runs the commands that have no result yet, until the time is over."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", required=True)
     parser.add_argument("--seconds", type=float, default=580)
@@ -176,10 +177,10 @@ def main(argv: list[str] | None = None) -> None:
 def run(
     out: pathlib.Path, name: str, command: list[str], limit: float, left: float, smoke: bool
 ) -> str | None:
-    """Runs one command; its output is NAME.txt, its figures NAME.json, how it ended NAME.done.
+    """Runs one command; writes NAME.txt (output), NAME.json (figures), NAME.done (how it ended).
 
-    Returns how it ended, or ``None`` if the ``left`` seconds were over before its limit: then
-    nothing is noted, and the next slice runs it again.
+    Returns how it ended, or ``None`` if the ``left`` seconds were over before its limit. Then
+    NAME.done is not written, and the next call runs it again.
     """
     tests = out / f"{name}.xml" if command[0] == "pytest" else None
     files = f"--junitxml={tests}" if tests else f"--out={out / name}.json"
@@ -207,7 +208,7 @@ def run(
 
 
 def verdict(tests: pathlib.Path | None) -> str:
-    """Returns ``ok`` for a command that ended well, if every test of it has run."""
+    """Returns ``ok`` for a command that ended well, unless tests of it were skipped."""
     if tests is None:
         return "ok"
     suites = xml.etree.ElementTree.parse(tests).getroot().iter("testsuite")
@@ -219,7 +220,7 @@ def verdict(tests: pathlib.Path | None) -> str:
 
 
 def collect(out: pathlib.Path) -> None:
-    """``report.json`` and ``report.md`` of what is there."""
+    """Writes ``report.json`` and ``report.md`` from the results so far."""
     results, lines = {}, ["| what | figure | ended |", "|---|---|---|"]
     for done in sorted(out.glob("*.done"), key=lambda path: path.stat().st_mtime):
         said = done.read_text(encoding="utf-8").strip()

@@ -1,22 +1,22 @@
-"""Writes how XLA describes the GPU of this machine, as txl_jax/planning/gpus.py does an absent one.
+"""Writes XLA's own description of this machine's GPU, for comparison with txl_jax/planning/gpus.py.
 
     python -m benchmarks.gpu_target [--out=FILE.json]
 
-Compare the text with ``gpus.target_config``, and commit it where it differs. On a machine without
-a GPU, the description is ``null``.
+``gpus.target_config`` describes GPUs that are absent. If the two texts differ for a kind of GPU,
+commit this one. On a machine without a GPU, the description is ``null``.
 """
 
 import argparse
 from typing import Any
 
 import jax
-from jaxlib import _jax  # JAX has no public name for it
+from jaxlib import _jax  # JAX has no public name for the description
 
 from benchmarks.interleaved import machine, write
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Print and write the description."""
+    """Prints and writes the description."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", help="JSON file to write")
     flags = parser.parse_args(argv)
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def target_config(devices: Any) -> str:
-    """Returns the GpuTargetConfigProto of GPUs as text."""
+    """Returns XLA's GpuTargetConfigProto of GPUs as text."""
     return str(_jax.get_topology_for_devices(devices).target_config)
 
 

@@ -1,7 +1,7 @@
-"""What the benchmarks share: their flags, their figures, and a program of another Python.
+"""Code that the benchmarks share: flags, figures, and a program that runs in another Python.
 
-Programs are timed in turn (txl_jax/analysis/speed.py). :class:`Peer` is one in another process:
-the authors' code under PyTorch.
+Programs are timed in turn (txl_jax/analysis/speed.py). A :class:`Peer` is a program in another
+process: the authors' code under PyTorch.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ from txl_jax.planning.machines import CHIPS
 T = TypeVar("T")
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-_GENERATION = {"family": "cpu family", "model": "model"}  # as /proc/cpuinfo calls them
+_GENERATION = {"family": "cpu family", "model": "model"}  # short names, and those of /proc/cpuinfo
 
 
 def report_of(
     seconds: Mapping[str, list[float]], tokens: int, needed: float = 0, peak: float | None = None
 ) -> dict[str, Any]:
-    """What was measured: of each program its :func:`summary` and tokens a second; ratios to ours.
+    """Returns what was measured: each program's :func:`summary`, tokens a second, ratio to ours.
 
     Args:
-      seconds: of a unit, by program; ours is ``txl_jax``.
-      tokens: in a unit.
-      needed: operations that a unit of the model needs, for its share of ``peak`` a second.
-      peak: of the machine; ``None``: no share is given.
+      seconds: times of a unit (an update, segment or token), by program; ours is ``txl_jax``.
+      tokens: number of tokens in a unit.
+      needed: operations that the model needs for a unit, from which its share of ``peak`` follows.
+      peak: operations a second of the machine; with ``None`` there is no share.
     """
     programs, ratios = {}, {}
     for name, found in seconds.items():
@@ -60,7 +60,7 @@ def report_of(
 
 
 def tell(report: dict[str, Any]) -> None:
-    """The figures, a line for each program."""
+    """Prints the figures, a line for each program."""
     for name, row in report["programs"].items():
         used = f", {row['utilisation']:.1%} of the peak" if "utilisation" in row else ""
         times = f"  {report['ratios'][name]['median']:.2f}x" if name in report["ratios"] else ""
@@ -73,13 +73,13 @@ def tell(report: dict[str, Any]) -> None:
 
 
 def published_peak() -> float | None:
-    """Operations a second in bfloat16, as the device's maker publishes them, if it is known."""
+    """Returns the published operations a second of the device in bfloat16, or ``None``."""
     kind = jax.devices()[0].device_kind.lower()
     return next((chip.flops for name, chip in CHIPS.items() if name in kind), None)
 
 
 def machine() -> dict[str, Any]:
-    """What this runs on, when, and how busy it is."""
+    """Returns the machine, the date, the versions, and how busy the machine is."""
     device = jax.devices()[0]
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -94,13 +94,13 @@ def machine() -> dict[str, Any]:
 
 
 def peak_memory() -> int:
-    """Bytes held at most so far: of the accelerator, else of this process."""
+    """Returns the most bytes held so far: on the accelerator, else by this process."""
     held = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     return held or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def write(path: str | None, report: dict[str, Any]) -> None:
-    """The report as JSON, where a path is given."""
+    """Writes the report as JSON if a path is given."""
     if path:
         pathlib.Path(path).write_text(json.dumps(report, indent=1) + "\n")
 
@@ -117,7 +117,7 @@ class Peer:
         self.about = self._ask(job)
 
     def __call__(self) -> float:
-        """Seconds of one unit of what the job says."""
+        """Returns the seconds of one unit of the job."""
         return float(self._ask({})["seconds"]) / self._units
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class Peer:
 
 @contextlib.contextmanager
 def peers(flags: Any, job: dict[str, Any]) -> Iterator[dict[str, Peer]]:
-    """The programs of ``--original`` and ``--nvidia``, if given, in all ``--forms``."""
+    """Yields the programs of ``--original`` and ``--nvidia``, if given, in all ``--forms``."""
     found: dict[str, Peer] = {}
     folders = {"authors": flags.original, "nvidia": flags.nvidia}
     names = {"authors": "original", "nvidia": "NVIDIA's"}
@@ -153,7 +153,7 @@ def peers(flags: Any, job: dict[str, Any]) -> Iterator[dict[str, Peer]]:
 
 
 def add_flags(parser: Any) -> None:
-    """``--size``, ``--set``, ``--rounds``, ``--out`` and what names a peer."""
+    """Adds ``--size``, ``--set``, ``--rounds``, ``--out``, ``--dtypes`` and the flags of a peer."""
     add = parser.add_argument
     add("--size", default="12l_512", help="of benchmarks/sizes.py, or a recipe of configs/")
     add("--set", action="append", default=[], metavar="KEY=JSON", help="a setting of the size")
@@ -171,7 +171,7 @@ def in_dtypes(
     program: Callable[[ExperimentConfig], T],
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, T]:
-    """Our program of the experiment of the flags, and one for each dtype of ``--dtypes``."""
+    """Returns our program for the flags' experiment, and one more for each of ``--dtypes``."""
     settings = {**defaults, **changes(flags)}
     found = {"txl_jax": program(experiment(flags.size, settings))}
     for dtype in filter(None, flags.dtypes.split(",")):
@@ -181,7 +181,7 @@ def in_dtypes(
 
 
 def changes(flags: Any) -> dict[str, Any]:
-    """The settings of ``--set`` by dotted key."""
+    """Returns the settings of ``--set`` by dotted key."""
     pairs = (text.partition("=") for text in flags.set)
     return {key: _value(value) for key, _, value in pairs}
 
@@ -206,7 +206,7 @@ def cpu_name(info: pathlib.Path = pathlib.Path("/proc/cpuinfo")) -> str:
 
 
 def _waited() -> float | None:
-    """Share of the last minute in which something waited for a core, in percent."""
+    """Returns the percentage of the last minute in which a task waited for a core, if known."""
     file = pathlib.Path("/proc/pressure/cpu")
     if not file.is_file():
         return None

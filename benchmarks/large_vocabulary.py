@@ -1,13 +1,14 @@
-"""The gradient of an adaptive softmax of published size, beside its matrix products alone.
+"""Times the gradient of an adaptive softmax of published size, and its matrix products alone.
 
     python -m benchmarks.large_vocabulary [--shapes=wt103_base,lm1b_large] [--tokens=600] \
         [--rounds=9] [--out=FILE.json]
 
 A shape is the vocabulary of a recipe of ``configs/``: sizes, cutoffs, widths. A segment of random
 words (Zipf) is embedded and scored, and the gradient of every parameter is taken. The products are
-programs of their own: the logits of the rows that a cluster has, and both of their gradients. The
-gradient computes the logits twice, to store none of them, so there is a second ratio with these.
-Beside the times stands the memory that the compiled gradient needs besides its result.
+programs of their own: the logits of each cluster, for the rows that need it, and their two
+gradients. The gradient computes the logits twice, so that none are stored; a second ratio therefore
+counts them twice. The output also has the memory that the compiled gradient needs besides its
+result.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from txl_jax.model.adaptive import Vocabulary, clusters
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure every shape, print and write the figures."""
+    """Measures every shape, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shapes", default="wt103_base,wt103_large,lm1b_large")
     parser.add_argument("--tokens", type=int, default=600)
@@ -51,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure(c: TransformerXLConfig, n: int, rounds: int) -> dict[str, Any]:
-    """Seconds of the gradient and of the products, in turn, and the bytes of temporary arrays."""
+    """Returns seconds of the gradient and of the products, and the bytes of temporary arrays."""
     text = random_tokens(n + 1, c.vocab_size)
     tokens, targets = jnp.asarray(text[None, :-1]), jnp.asarray(text[None, 1:])
     words = Vocabulary(c)
@@ -80,7 +81,7 @@ def measure(c: TransformerXLConfig, n: int, rounds: int) -> dict[str, Any]:
 
 
 def products(c: TransformerXLConfig, targets: np.ndarray) -> Iterator[Product]:
-    """The products of every cluster with the rows that need them."""
+    """Yields the products of every cluster, for the rows that need them."""
     parts = clusters(c)
     for i, part in enumerate(parts):
         own = int(((part.start <= targets) & (targets < part.stop)).sum())

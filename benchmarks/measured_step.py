@@ -1,11 +1,11 @@
-"""Where the time of an update goes on the GPU at hand: seconds by kernel and by part of the model.
+"""Measures the time of an update on this machine's GPU, by kernel and by part of the model.
 
     python -m benchmarks.measured_step --size=enwik8_24l [--set=train.batch_size=16] [--updates=4]
 
 An update is that of train_speed.py. After warm-up some are timed, and as many are traced by JAX's
-profiler. The trace has the seconds of each kernel on the device, and of the operation in XLA's
-program that it belongs to. The parts are those of predicted_steps.py, whose table of the same
-recipe has the *predicted* figures. On a CPU only the whole update is timed.
+profiler. For each kernel, the trace has the seconds on the device, and the operation in XLA's
+program that the kernel belongs to. The parts are those of predicted_steps.py, whose table of the
+same recipe has the *predicted* figures. On a CPU only the whole update is timed.
 """
 
 import argparse
@@ -28,14 +28,14 @@ from benchmarks.train_speed import Training
 from txl_jax.model.flops import update_flops
 
 Row = tuple[str, float, float]
-"""Name, microseconds in an update and launches in an update."""
+"""A row of a table: name, microseconds in an update and launches in an update."""
 Launch = tuple[str, str, float]
-"""Operation of the program, kernel and microseconds."""
+"""One launch: operation of the program, kernel and microseconds."""
 _PRODUCT = re.compile("gemm|nvjet|cutlass")
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure, print, write."""
+    """Measures, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("--size", default="12l_512", help="of benchmarks/sizes.py, or a recipe of configs/")
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def trace(work: Any) -> list[Launch]:
-    """Returns the kernels that ran on GPUs."""
+    """Runs ``work`` under the profiler; returns the kernels that ran on GPUs."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
@@ -92,24 +92,24 @@ def trace(work: Any) -> list[Launch]:
 
 
 def kernels_of(work: Any, units: float) -> list[Row]:
-    """Returns what each kernel takes of one of the ``units`` that a call of ``work`` makes."""
+    """Returns each kernel's share of one unit; a call of ``work`` makes ``units`` of them."""
     return each(units, summed((kernel, us) for _, kernel, us in trace(work)))
 
 
 def each(units: float, rows: list[Row]) -> list[Row]:
-    """Returns the microseconds and launches of one of several units."""
+    """Returns the rows with microseconds and launches divided by the number of units."""
     return [(name, us / units, n / units) for name, us, n in rows]
 
 
 def show(title: str, rows: list[Row], largest: int | None = None) -> None:
-    """Prints rows below their sum."""
+    """Prints the sum of the rows, and then the rows."""
     print(f"{title}: {sum(us for _, us, _ in rows) / 1e3:.2f} ms")
     for name, us, n in rows[:largest]:
         print(f"{us:10.1f} us  {n:7.1f} x  {name[:110]}", flush=True)
 
 
 def summed(found: Iterable[tuple[str, float]]) -> list[Row]:
-    """Returns the sum and the number of each name's microseconds, the largest first."""
+    """Returns for each name the sum and the number of its launches, the largest sum first."""
     of: dict[str, list[float]] = collections.defaultdict(list)
     for name, us in found:
         of[name].append(us)
@@ -120,9 +120,9 @@ def summed(found: Iterable[tuple[str, float]]) -> list[Row]:
 def parts(found: Iterable[Launch], text: str) -> Iterator[tuple[str, float]]:
     """Yields the part of the model and the microseconds of each launch.
 
-    ``text`` is that of the program. A launch is found by its operation, or by the kernel's name,
-    since the operation of a kernel in a CUDA graph may be the graph. Libraries' kernels in a graph
-    are known as products by their names alone.
+    ``text`` is the text of the program. A launch is found by its operation, or by its kernel's
+    name, since the operation of a kernel in a CUDA graph may be the graph. Library kernels in a
+    graph are recognised as matrix products only by their names.
     """
     of = {}
     for k in program_kernels.kernels(text):
@@ -134,7 +134,7 @@ def parts(found: Iterable[Launch], text: str) -> Iterator[tuple[str, float]]:
 
 
 def _plain(name: str) -> str:
-    """Returns the name of an operation as kernels have it too."""
+    """Returns an operation's name in the form of kernel names."""
     return name.replace(".", "_")
 
 

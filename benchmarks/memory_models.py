@@ -6,11 +6,11 @@
     gtrxl       the same with GRU gates (GTrXL)
 
 memorax's attention keeps keys and values of the last ``window`` steps, and its segment recurrence
-the outputs of ``mem_len`` steps. Layers are not shared, as they are where blocks are repeated by
-``(attention, ffn) * n``. Also in memorax 1.0.1: its ALiBi adds slope x distance to a
-score, so heads prefer old steps. Its RoPE is not used: keys are stored after their rotation and
-rotated again at the next step. With ALiBi too, acting and learning differ from the second rollout
-on: a window attends to the memory of its start, and a step to that of the step before.
+the outputs of ``mem_len`` steps. Each layer has its own parameters, unlike blocks that are repeated
+by ``(attention, ffn) * n``. In memorax 1.0.1, ALiBi adds slope x distance to a score, so heads
+prefer old steps. Its RoPE is not used here: with RoPE it stores rotated keys, and rotates them
+again at the next step. With ALiBi too, acting and learning differ from the second rollout on: a
+window attends to the memory at its start, and a step to the memory after the step before.
 """
 
 from typing import Any
@@ -39,12 +39,12 @@ GRU_WIDTH, EXPANSION = 205, 7
 
 
 def gru(width: int) -> nn.Module:
-    """A GRU of so many units."""
+    """Returns a GRU with ``width`` units."""
     return RNN(nn.GRUCell(width))
 
 
 def attention(width: int, window: int, mem_len: int, expansion: int, layers=LAYERS) -> nn.Module:
-    """memorax's attention, each layer with parameters of its own."""
+    """Returns memorax's attention; each layer has parameters of its own."""
     blocks: list[Any] = []
     for _ in range(layers):
         own = SelfAttention(
@@ -64,7 +64,7 @@ def attention(width: int, window: int, mem_len: int, expansion: int, layers=LAYE
 
 
 def txl(width: int, mem_len: int, inner: int, gated: bool, layers=LAYERS) -> nn.Module:
-    """Ours: GTrXL, or the same without gates."""
+    """Returns our model: GTrXL, or the same without gates."""
     cfg = txl_jax.TransformerXLConfig(
         n_layer=layers, d_model=width, n_head=HEADS, d_head=width // HEADS, d_inner=inner,
         pre_lnorm=True, final_norm=not gated, untie_r=True, activation="gelu",
@@ -75,7 +75,7 @@ def txl(width: int, mem_len: int, inner: int, gated: bool, layers=LAYERS) -> nn.
 
 
 def torso(name: str, window: int, mem_len: int) -> nn.Module:
-    """A memory by name, for inputs of WIDTH numbers."""
+    """Returns a memory by its name, for inputs of WIDTH numbers."""
     if name == "gru":
         return gru(GRU_WIDTH)
     if name == "attention":
@@ -84,7 +84,7 @@ def torso(name: str, window: int, mem_len: int) -> nn.Module:
 
 
 def parameters(module: Any, width: int) -> int:
-    """The number of parameters of a torso."""
+    """Returns the number of parameters of a torso."""
     carry = module.initialize_carry(jax.random.key(0), (1, width))
     init = lambda: module.init(
         jax.random.key(0), jnp.zeros((1, 1, width)), mask=jnp.zeros((1, 1)), initial_carry=carry

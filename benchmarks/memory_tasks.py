@@ -1,21 +1,21 @@
-"""Four memories of equal size in memorax's PPO, on tasks that need memory; and their speed.
+"""Trains four memories of equal size in memorax's PPO, on tasks that need memory; times them too.
 
     python -m venv ENV; ENV/bin/pip install memorax==1.0.1 gymnax==1.0.1 xminigrid==0.9.3 .
     ENV/bin/python -m benchmarks.memory_tasks --out=DIR [--budget=SECONDS]
     ENV/bin/python -m benchmarks.memory_tasks --out=DIR --table       # table.md and curves.png
     ENV/bin/python -m benchmarks.memory_tasks --out=DIR --speed
 
-The memories are those of memory_models.py. Tasks are of gymnax (bsuite, bandit, CartPole without
-velocities, which goes on while the agent succeeds) and of xminigrid (memory, a T-maze). No suite
-that runs here has an endless task in the sense of Memory Gym.
+The memories are those of memory_models.py. The tasks are of gymnax (bsuite, bandit, and CartPole
+without velocities, whose episode lasts while the agent succeeds) and of xminigrid (memory, a
+T-maze). No suite that runs here has an endless task in the sense of Memory Gym.
 
-A row is one run: task, memory, learning rate and seed. Its returns are those of the episodes that
-ended since the point before; its score is the mean over the last fifth of the points. Each rate of
-the grid is run with seed 0, and the best one with the other seeds. A row is a JSON file that is
-made once, so the same command goes on where a stopped one was. No row starts once ``--budget``
-seconds have passed. Everything but the memory is the same: the encoder of observation, last action
-and last reward, the heads, and PPO's settings. memorax's networks of policy and value have a
-memory each.
+A row is one run of a task, memory, learning rate and seed. A point of its curve is the mean return
+of the episodes that ended since the point before; its score is the mean over the last fifth of the
+points. Each rate of the grid is run with seed 0, and the best rate with the other seeds. A row is a
+JSON file that is written once, so the same command goes on where a stopped one was. No row starts
+once ``--budget`` seconds have passed. Everything but the memory is the same: the encoder of
+observation, last action and last reward, the heads, and PPO's settings. In memorax, policy and
+value have a network each, and each network has a memory of its own.
 """
 
 import argparse
@@ -73,7 +73,7 @@ class Gymnax:
 
 
 class MiniGrid:
-    """A task of xminigrid, whose view is one number for each pair of cell and kind or colour."""
+    """A task of xminigrid, whose observation encodes kind and colour of each cell as one-hot."""
 
     def __init__(self, name: str):
         import xminigrid
@@ -111,7 +111,7 @@ TASKS: dict[str, Callable[[], Gymnax | MiniGrid]] = {
 
 
 class Recorded:
-    """A task as memorax's environments are, which reports the return of an episode that ends."""
+    """A task with the methods of memorax's environments; reports the return of each episode."""
 
     def __init__(self, task: Gymnax | MiniGrid):
         self.task = task
@@ -135,14 +135,14 @@ class Recorded:
 
 
 class Encoder(nn.Module):
-    """The input of a memory: observation, and last action and reward if the episode has them."""
+    """Encodes the input of a memory: observation, last action and last reward of the episode."""
 
     actions: int
     width: int
 
     @nn.compact
     def __call__(self, observation, action, reward, done, **_):
-        """Returns [B,T,D]. At its first step an episode has no last action and no last reward."""
+        """Returns [B,T,D]. The first step of an episode has no last action and no last reward."""
         begins = done.astype(bool)
         action = jax.nn.one_hot(jnp.where(begins, self.actions, action), self.actions + 1)
         reward = jnp.where(begins[..., None], 0.0, reward)
@@ -152,17 +152,17 @@ class Encoder(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What all rows have in common; also the flags of the command."""
+    """Settings that all rows have in common; they are also flags of the command."""
 
-    steps: int = 524288  # of the environments together
+    steps: int = 524288  # sum over the environments
     environments: int = 128
     rollout: int = 64  # steps of an update in each environment, and of a training window
     mem_len: int = 64
-    points: int = 16  # of a curve
+    points: int = 16  # number of points of a curve
 
 
 class Agent:
-    """A task and a memory; one compiled program for all rates and seeds."""
+    """A task with a memory; one compiled program trains all rates and seeds."""
 
     def __init__(self, task: str, model: str, sizes: Sizes):
         env = Recorded(TASKS[task]())
@@ -186,14 +186,14 @@ class Agent:
         self._compiled: Any = None
 
     def _compile(self, key, state):
-        """Returns the program of a point, and its steps; it is compiled once."""
+        """Compiles the program that trains up to the next point; returns it and its steps."""
         unit = self.sizes.environments * self.sizes.rollout
         count = max(self.sizes.steps // self.sizes.points // unit, 1) * unit
         self._compiled = self.ppo.train.lower(self.ppo, key, state, count).compile(), count
         return self._compiled
 
     def run(self, rate: float, seed: int) -> dict[str, Any]:
-        """Trains, and returns the curve and what it took, without compiling."""
+        """Trains; returns the curve, the number of parameters, and the time without compiling."""
         s, curve = self.sizes, []
         key, state = self.ppo.init(jax.random.key(seed))
         state = state.replace(
@@ -219,7 +219,7 @@ def _with_rate(optimizer_state, rate: float):
 
 
 class Rows:
-    """The rows of a folder, a file each, and the rates and seeds that are asked for."""
+    """The rows in a folder, a file each, and the rates and seeds that are asked for."""
 
     def __init__(self, folder: str, sizes: Sizes, rates=RATES, seeds=SEEDS):
         self.folder, self.sizes = pathlib.Path(folder), sizes
@@ -231,7 +231,7 @@ class Rows:
         return self.folder / f"{task}-{model}-{rate:g}-{seed}.json"
 
     def read(self, *row: Any) -> dict[str, Any] | None:
-        """Returns a row that was made, or ``None``."""
+        """Returns a row, or ``None`` if it has no file yet."""
         path = self.path(*row)
         if not path.is_file():
             return None
@@ -241,7 +241,7 @@ class Rows:
         return found
 
     def write(self, found: dict[str, Any], *row: Any) -> None:
-        """Writes a row, whole or not at all."""
+        """Writes a row to its file, as a whole or not at all."""
         about = dict(zip(("task", "model", "rate", "seed"), row, strict=True))
         text = json.dumps({**about, "sizes": dataclasses.asdict(self.sizes), **found})
         temporary = self.path(*row).with_suffix(f".{os.getpid()}")
@@ -283,7 +283,7 @@ def missing(rows: Rows, tasks: list[str], models: list[str]) -> Iterator[tuple[A
 
 
 def train_rows(rows: Rows, tasks: list[str], models: list[str], budget: float) -> None:
-    """Runs what is missing, until no row may start any more."""
+    """Runs the missing rows; starts none after ``budget`` seconds."""
     start, agents = time.monotonic(), functools.lru_cache(maxsize=1)(Agent)
     for task, model, rate, seed in missing(rows, tasks, models):
         if time.monotonic() - start > budget:
@@ -296,7 +296,7 @@ def train_rows(rows: Rows, tasks: list[str], models: list[str], budget: float) -
 
 
 def table(rows: Rows) -> str:
-    """Returns the table of all cells of which the best rate is known."""
+    """Returns a table with a line for each task and memory whose best rate is known."""
     lines = ["| task | memory | rate | score: mean (each seed) | whole curve | steps"]
     lines[0] += " | CPU seconds | parameters |"
     lines.append("|---" * 8 + "|")
@@ -316,7 +316,7 @@ def table(rows: Rows) -> str:
 
 
 def draw(rows: Rows) -> None:
-    """Draws the curves of all tasks, a line for each memory and a thin one for each seed."""
+    """Draws the curves of all tasks, with a line for each memory and a thin line for each seed."""
     from matplotlib.figure import Figure
 
     tasks = [task for task in TASKS if any(rows.of_best_rate(task, model) for model in MODELS)]
@@ -339,9 +339,9 @@ def draw(rows: Rows) -> None:
 
 
 def speed(rounds: int, rows: int = 64, mem_len: int = 128, width: int = 256, steps: int = 64):
-    """Prints and returns the time of acting and of learning, in turn, of two layers.
+    """Times acting and learning of all memories with two layers in turn; returns the figures.
 
-    The large attention has 0.95 times the parameters of GTrXL, and the other one 0.74 times.
+    The large attention has 0.95 times the parameters of GTrXL, the other attention 0.74 times.
     """
     memories = {
         "attention": memory_models.attention(width, steps, mem_len, expansion=4),

@@ -10,8 +10,8 @@ Streams, schedule and loops are written here, so that data order, learning rates
 are those of the experiment. An experiment is the nested dict of
 ``txl_jax.config.ExperimentConfig.to_dict()``.
 
-B batch, T segment length, V vocabulary. Their order is [T,B]; arrays here are [B,T] until the
-call of the model.
+B is the batch size, T the segment length, V the vocabulary size. The authors' arrays are [T,B];
+arrays here are [B,T] until the model is called.
 """
 
 import importlib
@@ -31,7 +31,7 @@ PLAIN_MODEL = {
     "attention": "relative",
     "untie_r": False,
 }
-"""Model settings that are not handed on, with the only value that is meant."""
+"""Model settings that are not passed to the authors' code, with the only value that is allowed."""
 
 
 class UnsupportedError(ValueError):
@@ -39,16 +39,16 @@ class UnsupportedError(ValueError):
 
 
 def build(folder: str, experiment: Section, vocab_size: int, code: str = "authors") -> Any:
-    """The authors' ``MemTransformerLM`` in the experiment's shape, with fresh weights.
+    """Returns the authors' ``MemTransformerLM`` in the experiment's shape, with random weights.
 
     Args:
-      folder: their ``pytorch/`` folder.
-      experiment: nested settings; ``seed`` decides weights and dropout from here on.
+      folder: the authors' ``pytorch/`` folder.
+      experiment: nested settings; ``seed`` is given to torch, which draws weights and dropout.
       vocab_size: V.
-      code: ``nvidia`` for NVIDIA's version of it.
+      code: ``authors``, or ``nvidia`` for NVIDIA's version of the model.
 
     Raises:
-      UnsupportedError: the experiment has something that their code does not.
+      UnsupportedError: the experiment has a setting that their code does not support.
     """
     shape, train = experiment["model"], experiment["train"]
     _require(experiment, "model", PLAIN_MODEL)
@@ -77,9 +77,9 @@ def build(folder: str, experiment: Section, vocab_size: int, code: str = "author
 
 
 def initialise(model: Any, std: float) -> None:
-    """Draw the weights as the authors' ``train.py`` does.
+    """Draws the weights as the authors' ``train.py`` does.
 
-    Matrices, embeddings, u and v from N(0, std), LayerNorm gains from N(1, std), biases 0.
+    Matrices, embeddings, u and v are from N(0, std), LayerNorm gains from N(1, std); biases are 0.
     """
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):
@@ -90,9 +90,9 @@ def initialise(model: Any, std: float) -> None:
 
 
 def learning_rate(update: float, optimizer: Section, steps: int, warmup: int) -> float:
-    """The rate of update number ``update``, counted from 1; a fraction lies between two.
+    """Returns the learning rate of update number ``update``, counted from 1; may be a fraction.
 
-    Linear up to ``warmup`` updates, then the schedule by its name, as in
+    It rises linearly up to ``warmup`` updates and then follows the schedule that is named, as in
     ``txl_jax/training/optimizer.py``: a cosine starts at the full rate with the first update
     after warm-up and would reach ``min_ratio`` one update after the last.
     """
@@ -110,10 +110,10 @@ def learning_rate(update: float, optimizer: Section, steps: int, warmup: int) ->
 def train_epoch(
     tokens: np.ndarray, batch_size: int, seg_len: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Inputs and targets [B,<=T] of one pass over the training text, as the authors cut it.
+    """Yields inputs and targets [B,<=T] of one pass over the training text, as the authors cut it.
 
-    B streams of ``len(tokens) // B`` tokens lie side by side; the rest is dropped and a stream's
-    first token is nobody's target. The last segment is as short as what is left.
+    B streams of ``len(tokens) // B`` tokens lie side by side; the rest is dropped, and a stream's
+    first token is no target. The last segment has the tokens that are left.
     """
     length = len(tokens) // batch_size
     streams = tokens[: length * batch_size].reshape(batch_size, length)
@@ -125,10 +125,10 @@ def train_epoch(
 def scored_segments(
     tokens: np.ndarray, batch_size: int, seg_len: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Inputs, targets and weights [B,<=T] in which every target of the text has weight 1 once.
+    """Yields inputs, targets and weights [B,<=T]; every target of the text has weight 1 once.
 
-    The ``len(tokens) - 1`` targets are cut into B streams of equal length, rounded up; what the
-    last streams lack at their ends is padding of weight 0.
+    The ``len(tokens) - 1`` targets are cut into B streams of equal length, rounded up. The last
+    streams are padded at their ends, with weight 0.
     """
     length = -(-(len(tokens) - 1) // batch_size)
     place = np.arange(batch_size * length).reshape(batch_size, length)
@@ -142,13 +142,13 @@ def scored_segments(
 def updates(
     model: Any, tokens: np.ndarray, experiment: Section, rate: Callable[[int], float]
 ) -> Iterator[tuple[float, int]]:
-    """Train without end: the mean loss in nats and the number of tokens of each update.
+    """Trains without end; yields the mean loss in nats and the number of tokens of each update.
 
     Args:
       model: trained in place, with dropout, Adam and clipping as the experiment says.
       tokens: integer training text, 1-D.
       experiment: nested settings.
-      rate: learning rate of update number 1, 2, …, asked for just before it.
+      rate: returns the learning rate of update number 1, 2, …; called just before the update.
     """
     train, optimizer = experiment["train"], experiment["optimizer"]
     betas = (optimizer["b1"], optimizer["b2"])
@@ -175,7 +175,7 @@ def updates(
 
 
 def score(model: Any, tokens: np.ndarray, protocol: Section, model_settings: Section) -> dict:
-    """Bits per token of a text under a protocol, ``bpc``, and the ``targets`` that it is over.
+    """Scores a text under a protocol; returns bits per token, ``bpc``, and the number ``targets``.
 
     Args:
       model: left in evaluation mode, with the protocol's lengths.
@@ -204,7 +204,7 @@ def score(model: Any, tokens: np.ndarray, protocol: Section, model_settings: Sec
 
 
 def _time_first(segment: np.ndarray) -> torch.Tensor:
-    """The segment [B,T] as int64 [T,B]."""
+    """Returns the segment [B,T] as int64 [T,B]."""
     return torch.from_numpy(np.ascontiguousarray(segment.T, dtype=np.int64))
 
 
@@ -212,7 +212,7 @@ def _import_model(folder: str, code: str) -> Any:
     root = pathlib.Path(folder).resolve()
     if not (root / "mem_transformer.py").is_file():
         raise FileNotFoundError(f"{folder!r} has no mem_transformer.py: not the authors' pytorch/")
-    if code == "nvidia":  # its utils/__init__.py imports what only its training needs
+    if code == "nvidia":  # NVIDIA's utils/__init__.py imports what only training needs
         utils = sys.modules["utils"] = types.ModuleType("utils")
         utils.__path__ = [str(root / "utils")]
     for path in (root / "utils", root):
@@ -228,7 +228,7 @@ def _window(key: str, window: Any) -> bool:
 
 
 def _require(experiment: Section, section: str, values: Section) -> None:
-    """Refuse a setting with another value; one that the experiment does not have is as needed."""
+    """Refuses a setting with another value; one that the experiment does not have is accepted."""
     for key, value in values.items():
         given = experiment[section].get(key, value)
         if given != value:

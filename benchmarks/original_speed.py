@@ -1,15 +1,15 @@
-"""The PyTorch model of the authors or of NVIDIA in a benchmark; reads jobs from standard input.
+"""Times the PyTorch model of the authors or of NVIDIA; reads jobs from standard input.
 
-Run by ``benchmarks/interleaved.py`` with a Python that has torch and numpy; JAX is not needed. The
-first line is a job, later lines ask for one call of it; every answer is a line of JSON.
+``benchmarks/interleaved.py`` runs it with a Python that has torch and numpy; JAX is not needed. The
+first line is a job, and each later line asks for one call of it; every answer is a line of JSON.
 
     {"what": "train" | "evaluate" | "generate", "experiment": {...}, "vocab_size": V,
      "code": "authors" | "nvidia", "form": "eager" | "compile", "steps": n}
 
-A call is n updates, n segments scored or n tokens made, one stream of random tokens after the
-other with memory carried. ``model.dtype`` bfloat16 is autocast. Their loop is theirs: Adam, clip,
-loss and memory as in the authors' ``train.py`` and ``eval.py``; they have no loop of generation,
-and tokens are made one at a time from the hidden state that their forward pass gives.
+A call is n updates, n scored segments or n generated tokens. Training and evaluation read random
+tokens, and memory is carried. ``model.dtype`` bfloat16 is autocast. Adam, clipping, loss and memory
+are as in the authors' ``train.py`` and ``eval.py``. They have no loop of generation, so tokens are
+made one at a time from the hidden state that their forward pass gives.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--original", required=True)
     folder = parser.parse_args().original
-    answers, sys.stdout = sys.stdout, sys.stderr  # what their code prints is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # prints of the authors' code are no answers
     job = json.loads(sys.stdin.readline())
     call = JOBS[job["what"]](folder, job)
     about = {"torch": torch.__version__, "threads": torch.get_num_threads()}
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def training(folder: str, job: dict[str, Any]) -> Callable[[], None]:
-    """One update a call."""
+    """Returns a function that makes one update."""
     experiment = job["experiment"]
     t, c = experiment["train"], experiment["optimizer"]
     model = _model(folder, job)
@@ -70,7 +70,7 @@ def training(folder: str, job: dict[str, Any]) -> Callable[[], None]:
 
 
 def evaluation(folder: str, job: dict[str, Any]) -> Callable[[], None]:
-    """One segment scored a call; the memory is full from the start."""
+    """Returns a function that scores one segment; the memory is full from the start."""
     p = job["experiment"]["evaluate"]
     model = _model(folder, job)
     model.eval()
@@ -91,7 +91,7 @@ def evaluation(folder: str, job: dict[str, Any]) -> Callable[[], None]:
 
 
 def generation(folder: str, job: dict[str, Any]) -> Callable[[], None]:
-    """One token a call, drawn from the softmax; the memory is full from the start."""
+    """Returns a function that draws one token; the memory is full from the start."""
     g, rows = job["experiment"]["generate"], job.get("batch_size", 1)
     model = _model(folder, job)
     model.eval()
@@ -119,7 +119,7 @@ def _model(folder: str, job: dict[str, Any]) -> Any:
 
 
 def _forward(model: Any, job: dict[str, Any]) -> Callable[..., tuple[Any, Any]]:
-    """The forward pass of data, target and memory (``None`` at first); gives loss and memory."""
+    """Returns a forward pass: data, target and memory (``None`` at first) to loss and memory."""
     forward = torch.compile(model) if job["form"] == "compile" else model
     if job["code"] == "nvidia":
         return forward
@@ -142,7 +142,7 @@ def _autocast(job: dict[str, Any]) -> Any:
 
 
 def _tokens(job: dict[str, Any], seg_len: int, rows: int) -> Callable[[], tuple]:
-    """Inputs and targets [T,B] of random tokens."""
+    """Returns a function that draws inputs and targets [T,B] of random tokens."""
     rng, vocab_size = np.random.default_rng(0), job["vocab_size"]
 
     def draw() -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,7 +154,7 @@ def _tokens(job: dict[str, Any], seg_len: int, rows: int) -> Callable[[], tuple]
 
 
 def _softmax(model: Any, job: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight and bias of the one softmax."""
+    """Returns weight and bias of the softmax, which has no clusters."""
     if job["code"] == "nvidia":
         return model.crit.out_layers_weights[0], model.crit.out_layers_biases[0]
     return model.crit.out_layers[0].weight, model.crit.out_layers[0].bias

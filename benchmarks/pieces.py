@@ -1,4 +1,4 @@
-"""A trained model in small files of bfloat16, and back: for machines that return only small files.
+"""Splits a trained model into small bfloat16 files, and joins them again.
 
     python -m benchmarks.pieces split WORKDIR FOLDER [--mib=15]
     python -m benchmarks.pieces join FOLDER EXPORTED
@@ -6,8 +6,9 @@
     FOLDER     piece_00.safetensors ..  pieces.json  config.json  vocab.json
     EXPORTED   what txl_jax.load() reads, float32
 
-The weights are those that training chose (``average.use``). Rounding to bfloat16 changes the loss a
-little: to publish a score of the joined model, score that model.
+This brings a model back from a machine that returns only small files. The weights are those that
+training chose (``average.use``). Rounding to bfloat16 changes the loss a little: to publish a score
+of the joined model, score that model.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from txl_jax.data.vocab import Vocab
 
 
 def split(workdir: str, folder: str, mib: float) -> list[pathlib.Path]:
-    """Writes the model of a workdir in pieces of at most ``mib`` MiB each; their paths."""
+    """Writes the model of a workdir in pieces of at most ``mib`` MiB each; returns their paths."""
     trained, out = txl_jax.load(workdir), pathlib.Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     limit, pieces, size = int(mib * 2**20), [{}], 0  # type: ignore[var-annotated]
@@ -52,7 +53,7 @@ def split(workdir: str, folder: str, mib: float) -> list[pathlib.Path]:
 
 
 def _parts(tensors: dict[str, np.ndarray], most: int):
-    """Tensors in bfloat16 by name and number, cut by rows into parts of at most ``most`` bytes."""
+    """Yields parts of tensors in bfloat16, at most ``most`` bytes each, with name and number."""
     for name, tensor in tensors.items():
         rows = tensor.reshape(len(tensor), -1).astype(jnp.bfloat16)
         n = -(-rows.nbytes // most)
@@ -61,7 +62,7 @@ def _parts(tensors: dict[str, np.ndarray], most: int):
 
 
 def join(folder: str, exported: str) -> TrainedModel:
-    """Puts the pieces together and writes them as an exported model of float32."""
+    """Joins the pieces, writes them as an exported model in float32, and returns the model."""
     about = json.loads((pathlib.Path(folder) / "pieces.json").read_text())
     paths = sorted(pathlib.Path(folder).glob("piece_*.safetensors"))
     if len(paths) != about["pieces"]:
@@ -92,7 +93,7 @@ def _joined(parts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command."""
+    """Splits or joins a model, as the flags say."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=("split", "join"))
     parser.add_argument("source")

@@ -1,8 +1,8 @@
-"""GTrXL in plain Flax, with which benchmarks/acting.py compares: memory is hidden states.
+"""GTrXL in plain Flax, with which benchmarks/acting.py compares; its memory is hidden states.
 
-Every step projects all M states of the memory again, as transformerXL_PPO_JAX does, whose parameter
-names this module has. So ``params_from_ppo_jax`` converts its parameters, and the benchmark checks
-that both programs give the same numbers.
+Every step projects all M states of the memory again, as transformerXL_PPO_JAX does. Parameters have
+the names of that program, so ``params_from_ppo_jax`` converts them, and the benchmark checks that
+both programs give the same numbers.
 """
 
 import flax.linen as nn
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 
 def sinusoids(count: int, width: int) -> jax.Array:
-    """Returns the sinusoids of the distances count .. 1, [count,D]; the newest key has 1."""
+    """Returns the sinusoids of the distances count .. 1, [count,D]; the newest key is at 1."""
     distance = jnp.arange(count, 0, -1.0)[:, None]
     angles = distance / 10000.0 ** (jnp.arange(0, width, 2) / width)
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
@@ -67,7 +67,7 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(self, h, memory, mask):
-        """Returns the states [B,T,D] after a layer, from its memory [B,M,D]."""
+        """Returns the states [B,T,D] after the layer; its memory is [B,M,D]."""
         d, m = h.shape[-1], memory.shape[1]
         states = nn.LayerNorm(name="ln1")(jnp.concatenate([memory, h], axis=1))
         attended = Attention(self.heads, name="attention1")(states[:, m:], states, mask)
@@ -77,7 +77,7 @@ class Layer(nn.Module):
 
 
 class PlainGTrXL(nn.Module):
-    """All layers, from a memory [B,M,L,D]."""
+    """All layers of the model; the memory is [B,M,L,D]."""
 
     layers: int
     heads: int

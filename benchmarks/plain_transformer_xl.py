@@ -1,9 +1,9 @@
 """Transformer-XL in plain Flax as people write it, a peer of benchmarks/train_speed.py.
 
-The paper's form, after its equations: ``nn.DenseGeneral`` for every projection, one einsum
-for each product, ``nn.Dropout``, logits of the whole segment, and one jitted update with donated
-arguments. Its losses are those of txl_jax (tests/benchmarks/test_peers.py). The letters are those
-of txl_jax/model/__init__.py.
+It follows the paper's equations: ``nn.DenseGeneral`` for every projection, one einsum for each
+product, ``nn.Dropout``, logits of the whole segment, and one jitted update with donated arguments.
+Its losses are those of txl_jax (tests/benchmarks/test_peers.py). Axes have the letters of
+txl_jax/model/__init__.py.
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
 
 class PlainTransformerXL(nn.Module):
-    """Post-LN, one softmax that shares the embedding, no dropout of attention weights."""
+    """The post-LN model with one softmax that shares the embedding, and no attention dropout."""
 
     cfg: TransformerXLConfig
 

@@ -1,20 +1,20 @@
-"""The time of an update on an absent GPU, counted in its compiled program. Nothing is run.
+"""Predicts the time of an update on an absent GPU from its compiled program; nothing is run.
 
     python -m benchmarks.predicted_steps enwik8_24l --topology=h100:1x1x8 [--largest=20] \
         [--set model.scan_layers=False] [--seconds=MEASURED]
 
-Compiles the recipe's update (the extra ``compile-cuda``) and reads it: the products' operations and
-the bytes of every kernel from the HLO (program_kernels.py), the issue cycles of the attention
-kernels from their machine code (attention_cycles.py). A kernel takes the longest of
+Compiles the recipe's update (with the extra ``compile-cuda``). The products' operations and the
+bytes of every kernel are counted in the HLO (program_kernels.py), the issue cycles of the attention
+kernels in their machine code (attention_cycles.py). A kernel takes the longest of these times:
 
     products        operations / (PRODUCTS x the chip's rate), those of attention too
     traffic         bytes / (TRAFFIC x the chip's bandwidth)
     issue           cycles / (ISSUE x clock x multiprocessors)
 
-and an update their sum, since a GPU runs one kernel after another, plus the exchange between
-devices if nothing hides it. PRODUCTS and TRAFFIC are fitted to three recipes on one H100
-(RESULTS.md), and the same for all recipes and GPUs; ISSUE is an assumption. The exchange was never
-measured. With ``--seconds`` the measured time stands beside it.
+An update takes the sum over its kernels, since a GPU runs one kernel after another, plus the
+exchange between devices if nothing hides it. PRODUCTS and TRAFFIC are fitted to three recipes on
+one H100 (RESULTS.md), and are the same for all recipes and GPUs; ISSUE is an assumption. The
+exchange was never measured. With ``--seconds`` the table also has that measured time.
 """
 
 import argparse
@@ -52,7 +52,7 @@ _PRODUCTS = dict(zip(attention_cycles.KERNELS, (1, 2, 4, 2, 1), strict=True))
 
 @dataclasses.dataclass
 class Row:
-    """The kernels of a group, counted; seconds are *predicted*."""
+    """Sums over a group of kernels; the seconds are *predicted*."""
 
     group: str
     launches: int = 0
@@ -63,7 +63,7 @@ class Row:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compile, count, print."""
+    """Compiles the update, counts its kernels and prints a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("recipe")
     parser.add_argument("--topology", default="h100:1x1x8")
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def compiled_update(exp: ExperimentConfig, topology: str) -> tuple[ExperimentConfig, Flops, str]:
-    """Returns the experiment as it runs there, and the operations and the text of its update."""
+    """Returns the experiment as it runs on the devices, and its update's operations and text."""
     devices = topology_devices(topology)
     model = resolved(exp.model, training_mesh(exp, devices))
     exp = dataclasses.replace(exp, model=model)
@@ -106,7 +106,7 @@ class Attention(NamedTuple):
 def attention_launches(
     kernels: Iterable[Kernel], exp: ExperimentConfig, kind: str
 ) -> dict[str, Attention]:
-    """Returns one launch of each attention kernel, by its name in the text."""
+    """Returns one launch of each attention kernel, by its name in the program's text."""
     fused = {k.name: (found, k) for k in kernels if (found := attention_kernel(k))}
     if not fused:
         return {}
@@ -137,9 +137,10 @@ def attention_kernel(k: Kernel) -> str:
 
 
 def tiles(sizes: Mapping[str, int], t: int, m: int, reach: int) -> tuple[float, float]:
-    """Returns how many 64 x 64 scores of a row and head no edge crosses, and an edge crosses.
+    """Returns how many blocks of 64 x 64 scores of a row and head have no edge, and have an edge.
 
-    The T queries follow a full memory of M, and each sees ``reach`` keys back.
+    An edge is one of the attention mask. The T queries follow a full memory of M slots, and each
+    sees ``reach`` keys back.
     """
     if "SQ" in sizes:
         queries, keys = sizes["SQ"], sizes["SK"]
@@ -171,7 +172,7 @@ def took(k: Kernel, fused: Mapping[str, Attention], kind: str) -> float:
 
 
 def groups(kernels: Iterable[Kernel], fused: Mapping[str, Attention], kind: str) -> list[Row]:
-    """Returns the groups of kernels, those that take longest first."""
+    """Returns the groups of kernels, the group that takes longest first."""
     found: dict[str, Row] = {}
     for k in kernels:
         own = fused.get(k.name, Attention("", 0.0, k.flops))
@@ -186,9 +187,9 @@ def groups(kernels: Iterable[Kernel], fused: Mapping[str, Attention], kind: str)
 
 
 def scheduled(schedule: Iterable[Kernel], fused: Mapping[str, Attention], kind: str) -> float:
-    """Returns the seconds of an update in which collectives run beside other kernels, in turn.
+    """Returns the seconds of an update whose collectives run in turn, beside other kernels.
 
-    Each begins where the compiler started it, and the program waits for it where the compiler says.
+    Each collective begins and is awaited where the compiler put its start and its end.
     """
     schedule = list(schedule)
     awaited = {k.name for k in schedule if k.kind == program_kernels.WAIT}

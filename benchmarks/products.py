@@ -1,11 +1,11 @@
-"""What matrix products take alone: the floor under any way of writing the rest.
+"""Times matrix products alone, whose sum is a lower bound for the whole computation.
 
     python -m benchmarks.products --size=12l_512 [--of=segment] [--rounds=7] [--out=FILE.json]
 
 Every product of a layer and of the softmax is a program of its own on random numbers, in the layout
-that the whole program gives it; its median time is multiplied by how often it is computed. Beside
-the sum stands the whole, timed in the same rounds: a training update, with forward products and
-both gradients, or with ``--of=segment`` a segment of evaluation, with projected memory in a ring.
+that the whole program gives it; its median time is multiplied by how often it is computed. The
+whole is timed in the same rounds: a training update, with forward products and both gradients, or
+with ``--of=segment`` a segment of evaluation, with projected memory in a ring buffer.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _IN_A_ROW = 5
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """``count`` products of [batch,m,k] and [batch,k,n] in an update; ``batch`` 1: of matrices."""
+    """``count`` products of [batch,m,k] and [batch,k,n]; ``batch`` is 1 for plain matrices."""
 
     name: str
     count: int
@@ -41,12 +41,12 @@ class Product:
 
     @property
     def operations(self) -> float:
-        """Of all of them; a multiply-add is two."""
+        """The operations of all ``count`` products; a multiply-add is two operations."""
         return 2.0 * self.count * self.batch * self.m * self.k * self.n
 
 
 def segment_products(exp: ExperimentConfig) -> Iterator[Product]:
-    """All products of a segment of evaluation: one softmax, relative attention, one ring."""
+    """Yields all products of a segment of evaluation: one softmax, relative attention, one ring."""
     c, p = exp.model, exp.evaluate
     rows, heads, layers = p.batch_size * p.seg_len, p.batch_size * c.n_head, c.n_layer
     width, (slots, _) = c.n_head * c.d_head, ring.slots_of(p.mem_len, p.seg_len)
@@ -63,7 +63,7 @@ def segment_products(exp: ExperimentConfig) -> Iterator[Product]:
 
 
 def update_products(exp: ExperimentConfig) -> Iterator[Product]:
-    """All products of an update of a model with one softmax and relative attention."""
+    """Yields all products of an update of a model with one softmax and relative attention."""
     c, t = exp.model, exp.train
     rows, keys = t.batch_size * t.seg_len, t.batch_size * (t.seg_len + t.mem_len)
     width, heads = c.n_head * c.d_head, t.batch_size * c.n_head
@@ -95,7 +95,7 @@ def update_products(exp: ExperimentConfig) -> Iterator[Product]:
 
 
 def alone(p: Product) -> Callable[[], float]:
-    """A program that runs one product several times; returns the seconds of one."""
+    """Returns a function that runs one product several times, and returns the seconds of one."""
     a, b = (jnp.asarray(x) for x in _numbers(p))
     dot = jax.jit(jnp.matmul)
 
@@ -115,7 +115,7 @@ def _numbers(p: Product) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure, print, write."""
+    """Measures, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_flags(parser)
     parser.add_argument("--of", choices=("update", "segment"), default="update", help="the whole")

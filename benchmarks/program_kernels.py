@@ -1,10 +1,10 @@
-"""Kernels of a compiled program, read from its text: bytes moved, matrix products, sources.
+"""Reads the kernels of a compiled program from its text: bytes moved, matrix products, sources.
 
-A kernel reads its operands and writes its results once; of an operand that is only sliced, the
-slices, and of a result that is updated in place, the part that is written. A kernel in a loop
-counts once for each iteration. Caches of a GPU are not modelled: what is read twice in a row counts
-twice. On a TPU, arrays that the compiler keeps on the chip do not count, and copies to and from the
-chip count once. Of a conditional, the branch that moves the most bytes counts.
+A kernel reads each operand and writes each result once. If an operand is only sliced, the slices
+count; if a result is updated in place, the part that is written counts. A kernel in a loop counts
+once for each iteration. Caches of a GPU are not modelled: what is read twice in a row counts twice.
+On a TPU, arrays that the compiler keeps on the chip do not count, and copies to and from the chip
+count once. Of a conditional, the branch that moves the most bytes counts.
 """
 
 import dataclasses
@@ -27,18 +27,18 @@ _NO_KERNEL = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound")  
 
 
 WAIT = "wait"
-"""The kind of the place where a program waits for the collective of the same name."""
+"""The kind of a :class:`Kernel` where the program only waits for the collective of that name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A kernel that a program runs ``times`` times; ``read``, ``written`` and ``flops`` are of one.
+    """A kernel that a program runs ``times`` times; bytes and ``flops`` are those of one run.
 
     ``kind`` is ``elementwise``, ``product``, ``library`` (another custom call), or the collective.
     ``source`` is the place in the model, from the name of the operation. ``results`` are the shapes
     of the results; ``target`` and ``config`` are the name and the text of a library call.
-    ``cycles`` is what the compiler for TPUs expects; 0 if it does not say. ``sent`` are the bytes
-    that a device of many sends in a ring.
+    ``cycles`` is the number that the compiler for TPUs expects, or 0 if it gives none. ``sent`` is
+    the number of bytes that each of many devices sends to the others in a ring.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Kernel:
 
     @property
     def moved(self) -> int:
-        """Bytes in all runs."""
+        """The bytes that are read and written in all runs."""
         return self.times * (self.read + self.written)
 
 
@@ -73,7 +73,7 @@ class _Instruction:
 
     @property
     def size(self) -> int:
-        """Bytes of the results in memory, without the workspace of a library."""
+        """The bytes of the results in memory, without the workspace of a library."""
         of_library = self.opcode == "custom-call" and len(self.shapes) > 1
         return sum(
             x
@@ -83,11 +83,11 @@ class _Instruction:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each result in memory: 0 on the chip of a TPU."""
+        """The bytes of each result in memory; a result on the chip of a TPU has 0."""
         return [0 if on else _size(x) for x, on in zip(self.shapes, self.on_chip, strict=True)]
 
     def called(self) -> str:
-        """The computation of a fusion or a call."""
+        """Returns the name of the computation that a fusion or a call runs."""
         found = re.search(r"(?:calls|to_apply)=%?([\w.\-]+)", self.rest)
         return found[1] if found else ""
 
@@ -101,7 +101,7 @@ def kernels(text: str) -> list[Kernel]:
 
 
 def schedule(text: str) -> list[Kernel]:
-    """Returns the kernels of a program, and where it waits for a collective: a :data:`WAIT`."""
+    """Returns the kernels of a program, with a :data:`WAIT` where it waits for a collective."""
     computations, entry = _computations(text)
     return list(_run(computations, entry, 1))
 
@@ -135,7 +135,7 @@ def _run(computations: dict[str, _Computation], name: str, times: int) -> Iterat
 
 
 def _is_free(computations: dict[str, _Computation], x: _Instruction) -> bool:
-    """Tells whether an instruction only names memory, or waits for what another one started."""
+    """Tells whether an instruction only names memory, or waits for another instruction's end."""
     inner = computations.get(x.called(), {}).values() if x.opcode == "fusion" else ()
     return (
         x.opcode in _FREE
@@ -167,7 +167,7 @@ def _kernel(
     elif x.opcode == "custom-call" or x.opcode in _PRODUCTS:
         flops = _flops(x, here)
         kind = "product" if flops else "library"
-    elif x.opcode in ("copy-start", "slice-start"):  # of the results, one is the operand
+    elif x.opcode in ("copy-start", "slice-start"):  # one of the results is the operand
         copied = 0 if x.opcode == "copy-start" else 1
         read = min(read, _size(x.shapes[copied]))
         written = x.sizes[copied]
@@ -190,7 +190,7 @@ def _started(inner: _Computation) -> str | None:
 def _reads(
     computations: dict[str, _Computation], inner: _Computation, operands: Sequence[_Instruction]
 ) -> int:
-    """Bytes that a fused computation reads of the operands."""
+    """Returns the bytes that a fused computation reads of the operands."""
     total = 0
     for number, parameter in _parameters(inner).items():
         whole = operands[number].size if number < len(operands) else parameter.size
@@ -211,10 +211,10 @@ def _read_of(
         if user.opcode in _SLICES and user.operands[0] == name:
             total += user.size
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
-            continue  # in place
+            continue  # updated in place, not read
         elif user.opcode in _VIEWS and not user.root:
             total += _read_of(computations, inner, user.name, whole)
-        elif user.opcode == "fusion":  # inside of another one, on a TPU
+        elif user.opcode == "fusion":  # a fusion inside of a fusion, on a TPU
             nested = computations[user.called()]
             if all(y.opcode in (*_VIEWS, "parameter") for y in nested.values()):
                 total += _read_of(computations, inner, user.name, whole)
@@ -230,9 +230,9 @@ def _read_of(
 def _writes(
     computations: dict[str, _Computation], inner: _Computation, on_chip: Sequence[bool]
 ) -> int:
-    """Bytes that a fused computation writes; of an array that is updated in place, the update."""
+    """Returns the bytes that a fused computation writes; an in-place update counts by itself."""
     (root,) = (y for y in inner.values() if y.root)
-    if root.opcode != "tuple" and len(root.shapes) > 1:  # as a sort of keys and values
+    if root.opcode != "tuple" and len(root.shapes) > 1:  # such as a sort of keys and values
         return sum(size for size, on in zip(root.sizes, on_chip, strict=True) if not on)
     results = [inner[name] for name in root.operands] if root.opcode == "tuple" else [root]
     total = 0
@@ -260,7 +260,7 @@ def _all_flops(computations: dict[str, _Computation], inner: _Computation) -> in
 
 
 def _flops(x: _Instruction, here: _Computation) -> int:
-    """Operations of a matrix product, 2 m n k of each; 0 for any other instruction."""
+    """Returns the operations of a matrix product, 2 m n k; 0 for any other instruction."""
     if x.opcode == "convolution":
         return _convolution(x, here)
     if x.opcode == "dot":
@@ -277,7 +277,7 @@ def _flops(x: _Instruction, here: _Computation) -> int:
 
 
 def _convolution(x: _Instruction, here: _Computation) -> int:
-    """Operations of a convolution, the form of products on a TPU; padding takes none."""
+    """Returns the operations of a convolution, a TPU's form of products, without its padding."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", x.rest)
     if not labels or any(name not in here for name in x.operands[:2]):
         return 0
@@ -302,7 +302,7 @@ def _convolution(x: _Instruction, here: _Computation) -> int:
 
 
 def _source(rest: str) -> str:
-    """The place in the model, such as ``attention, gradient``."""
+    """Returns the place in the model, such as ``attention, gradient``."""
     found = re.search(r'op_name="([^"]*)"', rest)
     name = found[1] if found else ""
     parts = [part for part in re.split(r"[/()]", name) if part]
@@ -350,7 +350,7 @@ def _instruction(line: str) -> _Instruction | None:
 
 
 def _closing(text: str, start: int) -> int:
-    """The place of the parenthesis that closes the one at ``start``."""
+    """Returns the index of the parenthesis that closes the one at ``start``."""
     depth = 0
     for place in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[place], 0)

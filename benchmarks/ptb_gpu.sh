@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# A Penn Treebank candidate on one GPU, unattended, in slices.
+# Trains a Penn Treebank candidate on one GPU, in calls of limited time that continue each other.
 #   benchmarks/ptb_gpu.sh CONFIG DATA WORKDIR OUT [SECONDS] [--config.KEY=VALUE ..]
-# CONFIG: configs/ptb.py, configs/ptb_authors.py. DATA: folder of ptb.train.txt ..  WORKDIR: on the
-# machine's own disk; the next call with it goes on from its last checkpoint. OUT: gets the curve,
-# the settings, the scores, and once it is finished the weights (bfloat16, pieces under 16 MiB).
-# SECONDS: after so many the run is told to save and stop (default 560).
-# Candidates are scored on the validation split. TEST=1 scores a finished one on the test split,
-# at temperature 1 and at the one that is best on validation: once, for the candidate that was
-# chosen. PYTHON: with jax[cuda]. WHEELS=DIR: what benchmarks/gpu_wheels.txt names, installed first.
-# SMOKE=1: a rehearsal on a CPU, with the recipe's small variant. Versions and GPU are checked first.
+# CONFIG: configs/ptb.py or configs/ptb_authors.py. DATA: folder with ptb.train.txt and the others.
+# WORKDIR: a folder on the machine's own disk; the next call with it resumes from its last
+# checkpoint. OUT: folder for the curve, the settings, the scores, and at the end the weights
+# (bfloat16, pieces under 16 MiB). SECONDS: time after which the run saves and stops (default 560).
+# Candidates are scored on the validation split. TEST=1 also scores a finished candidate on the test
+# split, at temperature 1 and at the temperature that is best on validation; use it once, for the
+# chosen candidate. PYTHON: a Python with jax[cuda]. WHEELS=DIR: folder with the wheels of
+# benchmarks/gpu_wheels.txt, which are installed first. SMOKE=1: a rehearsal on a CPU, with the
+# recipe's smoke variant. Versions and GPU are checked first.
 set -euo pipefail
 usage="benchmarks/ptb_gpu.sh CONFIG DATA WORKDIR OUT [SECONDS] [--config.KEY=VALUE ..]"
 config="${1:?$usage}" data="${2:?$usage}" workdir="${3:?$usage}" out="${4:?$usage}"
@@ -30,7 +31,7 @@ run=("$python" -m txl_jax.main "--config=$config${SMOKE:+:smoke}" "--workdir=$wo
 code=0
 timeout --signal=TERM --kill-after=60 "$seconds" "${run[@]}" 2>&1 | tee -a "$out/log.txt" || code="${PIPESTATUS[0]}"
 
-collect() {  # one run's folder, and where its results go
+collect() {  # collect RUN TARGET: copies the results in the folder of one run to TARGET
     mkdir -p "$2"
     for name in metrics.jsonl config.json evaluation.json evaluations.jsonl temperature.json loss.png; do
         if [ -e "$1/$name" ]; then cp "$1/$name" "$2/"; fi

@@ -9,12 +9,13 @@ txl_jax run: its ``config.json`` gives shape, optimizer, schedule, batch, length
 ``--original`` is the authors' ``pytorch/`` folder; ``benchmarks/original.py`` names the edits
 that it needs.
 
-The clock of ``--seconds`` runs over the updates alone. Start-up (imports, reading, building) is
-reported beside it, scoring is outside of both. Four ways to stop and to anneal:
+``--seconds`` limits the time of the updates alone. Start-up (imports, reading, building) is
+reported separately, and the time of scoring is part of neither. There are four ways to stop and to
+anneal:
 
-- default: the schedule of ``train.steps``, cut off when the time is over if not done before;
-- ``--schedule-steps=N``: warm-up and cosine squeezed to N updates, and training stops there;
-- ``--schedule-steps=auto``: warm-up and cosine squeezed to fill ``--seconds`` exactly, whatever
+- default: the schedule of ``train.steps``, cut off if it is not done when the time is over;
+- ``--schedule-steps=N``: warm-up and cosine are squeezed to N updates, and training stops there;
+- ``--schedule-steps=auto``: warm-up and cosine are squeezed to fill ``--seconds`` exactly, whatever
   the speed: an update's place in the schedule is the share of the time that has passed;
 - ``--steps=N`` without ``--seconds``: N updates however long they take, for loss at equal steps.
 """
@@ -32,11 +33,11 @@ from collections.abc import Iterator
 from typing import Any
 
 WINDOW = 10
-"""Updates per window of the speed report and of the loss curve."""
+"""Number of updates in a window of the speed report and of the loss curve."""
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Train and score the original as the flags say, print and write the report."""
+    """Trains and scores the original as the flags say, prints and writes the report."""
     started = time.perf_counter()
     flags = _flags(argv)
     import torch  # here and not above: start-up time is part of the report
@@ -49,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def compare(flags: argparse.Namespace, started: float) -> dict[str, Any]:
-    """The report: what was run, on what, how fast, and the bits per token it reached."""
+    """Trains and scores; returns the report: settings, machine, speed and bits per token."""
     import numpy as np
     import torch
 
@@ -117,7 +118,7 @@ def compare(flags: argparse.Namespace, started: float) -> dict[str, Any]:
 
 
 def _scores(model: Any, tokens: dict[str, Any], experiment: dict[str, Any], names: list[str]):
-    """Protocol and bits per token for each score that is asked for by name."""
+    """Returns protocol and bits per token for each score that is asked for by name."""
     from benchmarks import original
 
     evaluate, validate = experiment["evaluate"], experiment["validate"]
@@ -139,7 +140,7 @@ def _scores(model: Any, tokens: dict[str, Any], experiment: dict[str, Any], name
 def _timed(
     updates: Iterator[tuple[float, int]], began: float, seconds: float | None, limit: float
 ) -> list[tuple[float, float, int]]:
-    """Seconds since ``began``, loss in nats and tokens of every update until the time is over."""
+    """Returns for each update the seconds since ``began``, the loss in nats and the tokens."""
     history: list[tuple[float, float, int]] = []
     for loss, size in updates:
         history.append((time.perf_counter() - began, loss, size))
@@ -154,9 +155,9 @@ def _timed(
 
 
 def _schedule(experiment: dict[str, Any], squeezed: int | str | None) -> tuple[int, int]:
-    """Updates of the whole schedule and of its warm-up, both in proportion when squeezed.
+    """Returns the updates of the schedule and of its warm-up, scaled to ``squeezed`` updates.
 
-    By the clock (``auto``) they are the experiment's: only their proportion matters then.
+    With ``auto`` they are those of the experiment, since only their proportion matters then.
     """
     steps, warmup = experiment["train"]["steps"], experiment["optimizer"]["warmup_steps"]
     if not isinstance(squeezed, int):
@@ -165,7 +166,7 @@ def _schedule(experiment: dict[str, Any], squeezed: int | str | None) -> tuple[i
 
 
 def _windows(history: list[tuple[float, float, int]]) -> Iterator[tuple[int, float, float, int]]:
-    """Last update, seconds at its end, mean loss and tokens/s of each window of updates."""
+    """Yields the last update, seconds at its end, mean loss and tokens/s of each window."""
     before = 0.0
     for start in range(0, len(history), WINDOW):
         part = history[start : start + WINDOW]
@@ -177,7 +178,7 @@ def _windows(history: list[tuple[float, float, int]]) -> Iterator[tuple[int, flo
 
 
 def _speed(history: list[tuple[float, float, int]]) -> dict[str, float]:
-    """Training tokens/s: over the whole run, and how windows of ten updates spread."""
+    """Returns training tokens/s of the whole run, and their spread over windows of updates."""
     rates = sorted(rate for _, _, _, rate in _windows(history))
     quarter = len(rates) // 4
     return {
@@ -192,7 +193,7 @@ def _speed(history: list[tuple[float, float, int]]) -> dict[str, float]:
 
 
 def _curve(history: list[tuple[float, float, int]]) -> list[tuple[int, float, float]]:
-    """Update, seconds and mean training loss in bits per token, for each window of updates."""
+    """Returns update, seconds and mean training loss in bits per token, for each window."""
     return [
         (update, round(end, 2), round(loss / math.log(2), 4))
         for update, end, loss, _ in _windows(history)
@@ -200,7 +201,7 @@ def _curve(history: list[tuple[float, float, int]]) -> list[tuple[int, float, fl
 
 
 def _vocab_size(workdir: pathlib.Path, experiment: dict[str, Any]) -> int:
-    """V: the experiment's, else the run's vocabulary, else that of bytes."""
+    """Returns V: that of the experiment, else of the run's vocabulary, else of bytes."""
     if experiment["model"]["vocab_size"]:
         return experiment["model"]["vocab_size"]
     vocab = workdir / "vocab.json"
@@ -209,7 +210,7 @@ def _vocab_size(workdir: pathlib.Path, experiment: dict[str, Any]) -> int:
 
 
 def _cpu_model() -> str:
-    """The processor's model name, as Linux gives it."""
+    """Returns the processor's model name, as Linux gives it."""
     info = pathlib.Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -217,7 +218,7 @@ def _cpu_model() -> str:
 
 
 def _cpu_stalled_seconds() -> float:
-    """Seconds since boot in which some task waited for a core; 0 where Linux does not say."""
+    """Returns the seconds since boot in which a task waited for a core; 0 if Linux says none."""
     file = pathlib.Path("/proc/pressure/cpu")
     if not file.is_file():
         return 0.0
@@ -225,7 +226,7 @@ def _cpu_stalled_seconds() -> float:
 
 
 def _command(flags: argparse.Namespace) -> str:
-    """The command that was given, without this machine's paths."""
+    """Returns the command that was given, without this machine's paths."""
     places = {"original": "DIR", "workdir": "DIR", "tokens": "DIR", "out": "FILE"}
     given = {name: places.get(name, value) for name, value in flags.given.items()}
     words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
@@ -233,7 +234,7 @@ def _command(flags: argparse.Namespace) -> str:
 
 
 def _flags(argv: list[str] | None) -> argparse.Namespace:
-    """The checked flags; ``given`` holds them as they were typed."""
+    """Returns the checked flags; ``given`` holds them as they were typed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--original", required=True, help="the authors' pytorch/ folder, edited for this torch")
@@ -256,7 +257,7 @@ def _flags(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _ends(flags: argparse.Namespace) -> bool:
-    """Whether a number of updates is given at which training stops."""
+    """Tells whether a number of updates is given at which training stops."""
     return flags.steps is not None or flags.schedule_steps is not None
 
 

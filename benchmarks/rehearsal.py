@@ -1,11 +1,11 @@
-"""Compiles every program of every recipe for absent TPUs and GPUs; writes rows of a table.
+"""Compiles every program of every recipe for absent TPUs and GPUs, and writes a table.
 
     python -m benchmarks.rehearsal --out=DIR [--recipes=ptb,wt103_large] [--topologies=v5e:2x4]
 
 Each row has one command, ``python -m txl_jax.main --config=configs/RECIPE.py --mode=compile
---topology=TOPOLOGY``, with the recipe's own settings. What it says is written to a file of DIR. A
-file that is there is not made again, so that a later call goes on. ``DIR/table.md`` has the rows of
-all files. Needs libtpu, and the extra ``compile-cuda``, but no TPU and no GPU.
+--topology=TOPOLOGY``, with the recipe's own settings. Its output is written to a file of DIR. A
+file that exists is not made again, so a later call continues. ``DIR/table.md`` has the rows of all
+files. Needs libtpu, and the extra ``compile-cuda``, but no TPU and no GPU.
 """
 
 import argparse
@@ -25,7 +25,7 @@ _TOTAL = re.compile(r"total +([\d.]+) GiB(?: \+ ([\d.]+) GiB[^\n]*?)? of ([\d.]+
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compile what has no file yet, and write the table."""
+    """Compiles what has no file yet, and writes the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", required=True)
     parser.add_argument("--recipes", help="names by comma; all of them if left out")
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def row(path: pathlib.Path) -> str:
-    """Returns the row of a file; in place of figures, the last line where nothing was compiled."""
+    """Returns the row of a file; if nothing was compiled, its last line instead of figures."""
     recipe, kind, sides = path.stem.rsplit("-", 2)
     text = path.read_text(encoding="utf-8")
     programs = dict(_PROGRAM.findall(text))

@@ -1,12 +1,14 @@
-"""What saving checkpoints costs a training run of the 41M model.
+"""Measures what saving checkpoints costs a training run of the 41M model.
 
     python -m benchmarks.save_time [--steps=30] [--saves=5] [--out=FILE.json]
 
 The step is that of configs/enwik8_12l.py (41.1M parameters, Adam: 0.5 GB a checkpoint) cut down to
 B = 4, T = M = 128: the recipe's own batch makes a step slower, but not a save. Steps are timed
-alone, and after each of some saves, whose files are written while they run.
+without a save, and after each of some saves, whose files are written while these steps run.
 
-    cost = (seconds that save() blocked + slower steps while it wrote) / (1000 steps, the default)
+    cost = (seconds that save() blocked + delay of steps while it wrote) / (seconds of 1000 steps)
+
+The default of checkpoint.every is 1000.
 """
 
 import argparse
@@ -34,7 +36,7 @@ B, T = 4, 128
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure, print and write the figures."""
+    """Measures, prints and writes the figures."""
     flags = _flags(argv)
     exp = load_config(
         "configs/enwik8_12l.py",

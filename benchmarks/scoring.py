@@ -1,4 +1,4 @@
-"""Scores of a trained workdir under changed protocols, and where and how they were measured."""
+"""Scores a trained workdir under changed protocols, and records where and how it was measured."""
 
 import argparse
 import dataclasses
@@ -30,7 +30,7 @@ class Scorer:
 
     @classmethod
     def of(cls, flags: argparse.Namespace) -> "Scorer":
-        """The model of ``--workdir`` on the corpus of ``--data-path``, else on its own."""
+        """Loads the model of ``--workdir``, and its corpus, from ``--data-path`` if given."""
         trained = load(flags.workdir)
         data = trained.config.data
         if flags.data_path:
@@ -39,11 +39,11 @@ class Scorer:
 
     @property
     def unit(self) -> str:
-        """``bpc`` or ``ppl``."""
+        """The unit of scores: ``bpb``, ``bpc`` or ``ppl``."""
         return self.corpus.vocab.unit
 
     def row(self, name: str, protocol: ProtocolConfig) -> Row:
-        """What a protocol gives: loss in nats, the corpus's unit, targets, seconds."""
+        """Scores under a protocol; returns loss in nats and in the unit, targets, seconds."""
         c = self.trained.config
         mesh = scoring_mesh(c.mesh, c.model, c.evaluate.batch_size)
         evaluator = split_evaluator(c.model, protocol, self.corpus, mesh)
@@ -60,7 +60,7 @@ class Scorer:
         }
 
     def about(self) -> dict[str, Any]:
-        """Model, text, machine and versions."""
+        """Returns model, text, machine and versions."""
         c = self.trained.config
         devices = {"platform": jax.default_backend(), "devices": jax.device_count()}
         return {
@@ -77,7 +77,7 @@ class Scorer:
 
 
 def parser_of(doc: str) -> argparse.ArgumentParser:
-    """The flags that all such programs have."""
+    """Returns a parser with the flags that all such programs have."""
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("--workdir", required=True, help="a finished txl_jax run")
     parser.add_argument("--data-path", help="its corpus, if it lies elsewhere than in training")
@@ -86,7 +86,7 @@ def parser_of(doc: str) -> argparse.ArgumentParser:
 
 
 def command(program: str, argv: list[str]) -> str:
-    """The command that was given, without this machine's paths."""
+    """Returns the command that was given, without this machine's paths."""
     places = {"--workdir": "RUN", "--data-path": "DATA", "--out": "FILE.json"}
     words = [place.partition("=") for place in argv]
     told = [f"{key}={places.get(key, value)}" if eq else key for key, eq, value in words]
@@ -94,10 +94,10 @@ def command(program: str, argv: list[str]) -> str:
 
 
 def checked(protocol: ProtocolConfig, scorer: Scorer) -> ProtocolConfig:
-    """The protocol, if its settings go together with those of the run.
+    """Returns the protocol if its settings go together with those of the run.
 
     Raises:
-      SystemExit: with the rule that it breaks.
+      SystemExit: the settings do not go together; the text is the rule that is broken.
     """
     try:
         dataclasses.replace(scorer.trained.config, evaluate=protocol)
@@ -107,7 +107,7 @@ def checked(protocol: ProtocolConfig, scorer: Scorer) -> ProtocolConfig:
 
 
 def numbers(text: str) -> list[float]:
-    """Numbers between commas, for a flag."""
+    """Returns the numbers between commas of a flag."""
     return [float(part) for part in text.split(",")]
 
 

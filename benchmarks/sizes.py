@@ -1,6 +1,6 @@
-"""Experiments that speed is measured on, by name: every recipe of ``configs/``, and some for a CPU.
+"""Experiments for measuring speed, by name: every recipe of ``configs/``, and some for a CPU.
 
-Text is synthetic (random tokens): a step takes as long on it as on any other.
+The text is synthetic (random tokens): a step takes as long on it as on any other text.
 """
 
 import dataclasses
@@ -66,17 +66,17 @@ SMALL = {
         70,
     ),
 }
-"""Sizes of our own; ``tiny`` is there to see that a benchmark runs."""
+"""Sizes that are no recipes; ``tiny`` is for seeing whether a benchmark runs."""
 
 
 def experiment(name: str, changes: Mapping[str, Any] | None = None) -> ExperimentConfig:
-    """The experiment of a name, of :data:`SMALL` or ``configs/``, its vocabulary's size known.
+    """Returns the experiment of a name, from :data:`SMALL` or ``configs/``, with a vocabulary size.
 
-    ``model.dtype`` ``auto`` is what it means on this machine, so that peers compute in it too.
+    A ``model.dtype`` of ``auto`` becomes what it means on this machine, so that peers use it too.
 
     Args:
-      name: as ``12l_512`` or ``wt103_large``.
-      changes: settings by dotted key, as ``{"train.batch_size": 16}``.
+      name: such as ``12l_512`` or ``wt103_large``.
+      changes: settings by dotted key, such as ``{"train.batch_size": 16}``.
     """
     if name in SMALL:
         settings: dict[str, Any] = {k: dict(v) for k, v in SMALL[name].items()}

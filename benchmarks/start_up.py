@@ -1,13 +1,13 @@
-"""Seconds from typing a command to its first training step, and to the end of ``--help``.
+"""Measures the seconds from a command to its first training step, and to the end of ``--help``.
 
     python -m benchmarks.start_up [--rounds=5] [--text=FILE] [--out=FILE.json]
 
 Every command is a process of its own. Those that train run a recipe's ``smoke`` variant; the 24
-layers have the widths of ``enwik8_24l:smoke``, are scanned as in the recipe, and read ``--text``.
+layers have the widths of ``enwik8_24l:smoke``, are scanned, and read ``--text``.
 Two times are taken: until the command prints that the step is compiled, and until it prints the
-losses of the first step. Then the process is ended. ``without`` cached
-programs starts with an empty folder of them, ``with`` has those of the run before it. The text was
-prepared once before.
+losses of the first step. Then the process is ended. A run ``without`` cached programs starts with
+an empty folder of compiled programs, and a run ``with`` them has those of the run before it. The
+text was prepared before the rounds.
 """
 
 import argparse
@@ -37,7 +37,7 @@ RECIPES = {
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure in turn, print and write the figures."""
+    """Measures all commands in turn, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--text", default=str(ROOT / "RESULTS.md"), help="read by the 24 layers")
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def one_round(commands: dict[str, list[str]], folder: pathlib.Path) -> dict[str, float]:
-    """The seconds of every command, each without and then with compiled programs."""
+    """Returns the seconds of every command, each without and then with cached programs."""
     start = time.perf_counter()
     subprocess.run([*COMMAND, "--help"], stdout=subprocess.DEVNULL, cwd=ROOT, check=False)
     seconds = {"--help": time.perf_counter() - start}
@@ -74,7 +74,7 @@ def one_round(commands: dict[str, list[str]], folder: pathlib.Path) -> dict[str,
 
 
 def first_step(command: list[str], folder: pathlib.Path) -> tuple[float, float]:
-    """Seconds until the first step begins and until its losses are printed, of a new run."""
+    """Starts a new run; returns seconds until its first step begins, and until losses appear."""
     environment: dict[str, Any] = {**os.environ, "TXL_DATA_DIR": str(folder / "data")}
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     shutil.rmtree(folder / "run", ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Table 9 of the paper at a size of choice; what is timed is described in analysis/speed.py.
+"""Measures table 9 of the paper at a size of choice; analysis/speed.py describes what is timed.
 
     python -m benchmarks.table9 --size=12l_512 [--lengths=800,1800,2800,3800] [--out=FILE.json]
 
-The same for a trained model: ``--mode=speed``.
+For a trained model, ``--mode=speed`` measures the same.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from txl_jax.config import SpeedConfig
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure, print, write."""
+    """Measures, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_flags(parser)
     parser.add_argument("--lengths", default="800,1800,2800,3800")

@@ -1,10 +1,11 @@
-"""A trained model's softmax temperature, chosen on the validation split, and its gain there.
+"""Chooses a trained model's softmax temperature on the validation split.
 
     python -m benchmarks.temperature WORKDIR [--data=FOLDER] [--temperatures=0.96,1.0,1.04] [--test]
 
-Every temperature is scored on the validation split as ``evaluate`` says (memory, segment). With
-``--test`` the test split is scored twice, at 1 and at the one of least validation loss: for a
-finished candidate, once. Figures go to standard output and to WORKDIR/temperature.json.
+Every temperature is scored on the validation split under the protocol of ``evaluate`` (memory,
+segment). With ``--test`` the test split is scored too, at temperature 1 and at the temperature with
+the least validation loss; use it once, for a finished candidate. Figures go to standard output and
+to WORKDIR/temperature.json.
 """
 
 import argparse
@@ -25,7 +26,7 @@ TEMPERATURES = (0.92, 0.96, 1.0, 1.04, 1.08, 1.12, 1.16)
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """The command; what it writes."""
+    """Runs the command; returns what it writes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("workdir")
     parser.add_argument("--data", help="folder of the text, if it is elsewhere by now")
@@ -61,7 +62,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 def _loss(
     exp: ExperimentConfig, corpus: Corpus, params: Any, split: Any, temperature: float
 ) -> tuple[float, str]:
-    """Nats per target, and the protocol in words."""
+    """Returns the loss in nats per target, and the protocol in words."""
     protocol = dataclasses.replace(exp.evaluate, split=split, temperature=temperature)
     mesh = scoring_mesh(exp.mesh, exp.model, protocol.batch_size)
     score = split_evaluator(exp.model, protocol, corpus, mesh).run(params)

@@ -1,19 +1,19 @@
-"""Seconds and memory until a large array of ids is ready, and the tokens a second that it feeds.
+"""Measures seconds and memory until a large array of ids is ready, and tokens a second of its feed.
 
     python -m benchmarks.token_feed [--tokens=1000000000] [--rounds=7] [--out=FILE.json]
 
-Writes an array of uint16 (2 GB for 1e9 tokens) to a temporary folder, once as it is and once with
-documents of 1000 tokens on average. A process of its own loads each one, and reads every token to
-find the largest id. It then reads batches (`read`), and feeds them to the device through a thread
-as training does (`fed`). The bars of 1e9 tokens:
+Writes an array of uint16 (2 GB for 1e9 tokens) to a temporary folder, and measures it as it is, and
+then with the starts of documents of 1000 tokens on average. Each time a process of its own loads
+the array, and reads every token to find the largest id. It then reads batches (`read`), and feeds
+them to the device through a thread as training does (`fed`). The bars for 1e9 tokens:
 
 | figure | bar |
 |---|---|
 | `peak_gib`, resident memory of the process with Python, JAX and the pages of the file | 1 |
 | tokens a second of `fed` for each size | 5,000,000 |
 
-A round reads as many tokens from another place of the array, and the median and the extremes of
-the rounds are given. The array was just written, so the system has it in its cache.
+All rounds read equally many tokens, each from another place of the array. The output has the median
+and the extremes of the rounds. The array was just written, so the system has it in its cache.
 """
 
 import argparse
@@ -104,7 +104,7 @@ def _spread(rates: Sequence[float]) -> dict[str, int]:
 
 
 def _rates(streams: Any, share: float) -> tuple[float, float]:
-    """Returns tokens a second, read and fed, of about READ tokens after a share of the array."""
+    """Reads about READ tokens after a share of the array; returns tokens a second, read and fed."""
     import jax
 
     from txl_jax.data.feed import training_batch, training_feed

@@ -1,11 +1,11 @@
-"""An update on an absent TPU, counted in its compiled program. Nothing is run.
+"""Counts the work of an update on an absent TPU in its compiled program; nothing is run.
 
     python -m benchmarks.tpu_update enwik8_24l --topology=v5e:2x4 [--set train.batch_size=22]
 
-Compiles the recipe's update (the extra ``tpu``) and reads it (program_kernels.py): operations of
-products, bytes to and from the chip's memory, and cycles. The cycles are what the compiler expects
-of its kernels; those of the fused attention are counted in its machine code (attention_bundles.py).
-A copy that runs beside other kernels has bytes, but no cycles.
+Compiles the recipe's update (with the extra ``tpu``) and counts in its text (program_kernels.py)
+the operations of products, the bytes to and from the chip's memory, and cycles. The cycles are
+those that the compiler expects of its kernels; those of the fused attention are counted in its
+machine code (attention_bundles.py). A copy that runs beside other kernels has bytes, but no cycles.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _TILE = 256
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compile, count, print."""
+    """Compiles the update, counts its kernels and prints a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("recipe")
     parser.add_argument("--topology", default="v5e:2x4")
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
 def with_attention(
     kernels: list[Kernel], exp: ExperimentConfig, topology: str, folder: str
 ) -> list[Kernel]:
-    """Returns the kernels; those of the fused attention have the cycles of their tiles."""
+    """Returns the kernels, where those of the fused attention have the cycles of their tiles."""
     fused = [k for k in kernels if k.target == "tpu_custom_call"]
     if not fused:
         return kernels

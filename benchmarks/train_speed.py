@@ -1,15 +1,16 @@
-"""Updates a second: ours, and other programs beside it in the same run.
+"""Times training updates: ours, and those of other programs in the same run.
 
     python -m benchmarks.train_speed --size=12l_512 [--original=DIR] [--nvidia=DIR] [--plain-flax] \
         [--original-python=PYTHON] [--forms=eager,compile] [--dtypes=float32,bfloat16]
 
-An update is the training loop's own: forward, backward, clip, optimizer, memory carried, dropout
-as the size has it, on random tokens, and as many of them a dispatch as it has (the sizes for a CPU
-ten; ``--set train.steps_per_dispatch=1``: one). The others make as many in a turn, one per call.
-Tokens a second are of the medians, the ratio of each round's two. Model-FLOPs utilisation is what
-the model needs (three forward passes' matrix products, by the formulas of txl_jax/model/flops.py:
-nothing that is computed twice counts), over seconds, over ``--peak`` operations a second; without
-it, over the published bfloat16 peak of the device where txl_jax/planning/machines.py has it.
+An update is that of the training loop: forward and backward pass, clipping, optimizer and carried
+memory, with the dropout of the size, on random tokens. A dispatch has as many updates as the size
+says (the sizes for a CPU ten; ``--set train.steps_per_dispatch=1``: one). The other programs make
+as many updates in a turn, one per call. Tokens a second come from median times; a ratio is the
+median of the ratios of the rounds. Model-FLOPs utilisation is the operations that the model needs
+(matrix products of three forward passes, by the formulas of txl_jax/model/flops.py, which count
+nothing twice), over seconds, over ``--peak`` operations a second. Without ``--peak``, the published
+bfloat16 peak of the device is taken if txl_jax/planning/machines.py has it.
 """
 
 import argparse
@@ -38,7 +39,7 @@ from txl_jax.training.step import compiled_step
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure, print, write."""
+    """Measures, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_flags(parser)
     parser.add_argument("--steps", type=int, default=1, help="dispatches in a round")
@@ -75,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 class Training:
-    """The update of an experiment on random tokens: compiled, with a state that it moves on."""
+    """The compiled update of an experiment on random tokens, with the state that it advances."""
 
     def __init__(self, exp: ExperimentConfig):
         t, several = exp.train, exp.train.steps_per_dispatch
@@ -111,13 +112,13 @@ class Training:
 
 
 def training(exp: ExperimentConfig, steps: int):
-    """A program of some dispatches, each from the state of the last; returns seconds an update."""
+    """Returns a function that runs ``steps`` further dispatches, and returns seconds an update."""
     of = Training(exp)
     return lambda: of.updates(steps) / (steps * exp.train.steps_per_dispatch)
 
 
 def plain_flax(exp: ExperimentConfig, updates: int):
-    """A program in plain Flax: some updates, one per dispatch; returns the seconds of one."""
+    """Returns a function that makes some updates in plain Flax, and returns seconds an update."""
     t, (state, update) = exp.train, plain_transformer_xl.training(exp)
     text = random_tokens(4 * t.batch_size * (t.seg_len + 1), exp.model.vocab_size)
     batches = text.reshape(4, t.batch_size, t.seg_len + 1)

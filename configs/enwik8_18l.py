@@ -2,18 +2,19 @@
 
     python -m txl_jax.main --config=configs/enwik8_18l.py --workdir=runs/enwik8_18l
 
-The paper says 18 layers and 88M parameters and never published the rest. Assumed here: 640 wide,
-10 heads of 64, 2,200 inner, 87.8M parameters; dropout as enwik8_12l, all else as enwik8_24l.
+The paper says 18 layers and 88M parameters; the rest was never published. Assumed here: width 640,
+10 heads of 64 and inner width 2,200, which make 87.8M parameters. Dropout is that of enwik8_12l.py,
+and all else is as in enwik8_24l.py.
 
 Score: 1.03 bits per character (*paper*, of its own shape), here *not run*. Evaluation: test, 10
-streams, segments of 128, memory 3,800, window, distances clamped at 1,000; text and protocol as in
-enwik8_12l.py.
+streams, segments of 128, memory 3,800, same_length window, distances clamped at 1,000; text and
+protocol are those of enwik8_12l.py.
 
 Hardware: several accelerators. Arithmetic gives 1.8e19 operations, 2 days at a sustained 100
 TFLOP/s (*not run*).
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
-float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+float32, which the authors used.
 """
 
 from . import enwik8_24l

@@ -1,19 +1,19 @@
-"""enwik8, 24 layers: the paper's best model of characters (table 2).
+"""enwik8, 24 layers: the paper's best character-level model (table 2).
 
     python -m txl_jax.main --config=configs/enwik8_24l.py --workdir=runs/enwik8_24l
 
-Text and protocol as in enwik8_12l.py. 277.2M parameters.
+Text and protocol are those of enwik8_12l.py. 277.2M parameters.
 
 Score: 0.99 bits per character (*paper*), here *not run*. Evaluation: test, 10 streams, segments of
-128, memory 3,800, window, distances clamped at 1,000.
+128, memory 3,800, same_length window, distances clamped at 1,000.
 
 Hardware: several accelerators. On one H100 in bfloat16 an update of 16 of the 64 streams takes 89
 ms (*measured*). With train.micro_batches=4 all 400,000 updates take 40 hours (*arithmetic*).
 The train step fits a TPU v5e-16: 10.53 of 15.75 GiB a chip with fused attention, 15.60 without
 (*compiled* ahead of time, RESULTS.md).
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
-float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+float32, which the authors used.
 """
 
 from . import enwik8_12l

@@ -1,4 +1,4 @@
-"""One Billion Word, the base model of the paper's table 4: 18 layers, sentences in no order.
+"""One Billion Word, the base model of the paper's table 4: 18 layers, shuffled sentences.
 
     python -m txl_jax.main --config=configs/lm1b_base.py --workdir=runs/lm1b_base
 
@@ -8,13 +8,13 @@ Without data.path the text is downloaded; else data.path is the archive or its u
 0.46B is not reached with tied weights (--config.model.tie_weight=False: 466.5M).
 
 Score: test perplexity 23.5 (*paper*), here *not run*. Evaluation: test, 64 streams, segments of 32,
-memory 128, window, no clamp.
+memory 128, same_length window, no clamp.
 
 Hardware: several accelerators. On one H100 in bfloat16 an update of 56 of the 224 streams takes 29
 ms (*measured*). With train.micro_batches=4 all 500,000 updates take 16 hours (*arithmetic*).
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
-float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+float32, which the authors used.
 """
 
 from ml_collections import ConfigDict

@@ -2,22 +2,23 @@
 
     python -m txl_jax.main --config=configs/lm1b_base_tf.py --workdir=runs/lm1b_base_tf
 
-As lm1b_base.py, but u and v in each layer, no projection of the words that are as wide as the
-model, epsilon of LayerNorm 1e-12, the rate falls to 0.004 of its peak, and two <S> between
-sentences. So each sentence adds a trivial target. The perplexity is over more targets and is lower
-for the same model: it cannot be compared with that of lm1b_base.py. Lengths, batch, dropout and
-steps are those of lm1b_base.py; TF's one script for this size (GPU) has T = M = 256, batch 256,
-dropout 0.1, no warm-up and 400,000 steps.
+It differs from lm1b_base.py in these points. Each layer has its own u and v. Words whose embedding
+is as wide as the model are not projected. LayerNorm's epsilon is 1e-12. The learning rate falls to
+0.004 of its peak. Memory is never emptied. Two <S> stand between sentences, so each sentence adds a
+trivial target; the perplexity is over more targets and is lower for the same model, so it cannot be
+compared with that of lm1b_base.py. Lengths, batch, dropout and steps are those of lm1b_base.py; the
+authors' only TF script for this size (GPU) has T = M = 256, batch 256, dropout 0.1, no warm-up and
+400,000 steps.
 355.7M parameters.
 
 Score: test perplexity 23.5 (*paper*), here *not run*.
-Evaluation: as lm1b_base.py, in TF's window and with zeros before the first segment, which
+Evaluation: as in lm1b_base.py, but with TF's window, and with zeros before the first segment that
 are attended to.
 
-Hardware: as lm1b_base.py (*not run*).
+Hardware: as for lm1b_base.py (*not run*).
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
-float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+float32, which the authors used.
 """
 
 from . import lm1b_base

@@ -2,18 +2,18 @@
 
     python -m txl_jax.main --config=configs/lm1b_large.py --workdir=runs/lm1b_large
 
-Text as in lm1b_base.py (validation and test are the same file). 841.3M parameters.
+The text is that of lm1b_base.py (validation and test are the same file). 841.3M parameters.
 
 Score: test perplexity 21.8 (*paper*), here *not run*. Evaluation: test, 8 streams, segments of 32,
-memory 128, window, no clamp.
+memory 128, same_length window, no clamp.
 
 Hardware: a TPU pod slice or several hosts (TF's script: 32 TPU hosts). Arithmetic gives 1.0e20
 operations, 12 days at a sustained 100 TFLOP/s (*not run*). The train step fits a TPU v5p-32, 17.22
 of 95.7 GiB a chip, and with --config.mesh.fsdp=16 a v5e-16, 4.84 of 15.75 GiB (*compiled* ahead of
 time, RESULTS.md).
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
-float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+float32, which the authors used.
 """
 
 from . import lm1b_base

@@ -2,21 +2,22 @@
 
     python -m txl_jax.main --config=configs/lm1b_large_tf.py --workdir=runs/lm1b_large_tf
 
-As lm1b_large.py, but u and v in each layer, no projection of the words that are as wide as
-the model, initial values 0.005, epsilon of LayerNorm 1e-12, learning rate 1e-4 falling to 0.01 of
-it, memory emptied every 1,000 steps and not at an epoch's end (TF on TPUs), and two <S> between
-sentences. So each sentence adds a trivial target. The perplexity is over more targets and is lower
-for the same model: it cannot be compared with that of lm1b_large.py.
+It differs from lm1b_large.py in these points. Each layer has its own u and v. Words whose embedding
+is as wide as the model are not projected. Initial values have a standard deviation of 0.005, and
+LayerNorm's epsilon is 1e-12. The learning rate falls from 1e-4 to 0.01 of it. Memory is emptied
+every 1,000 steps and not at an epoch's end (TF on TPUs). Two <S> stand between sentences, so each
+sentence adds a trivial target; the perplexity is over more targets and is lower for the same model,
+so it cannot be compared with that of lm1b_large.py.
 838.1M parameters.
 
 Score: test perplexity 21.8 (*paper*), here *not run*.
-Evaluation: as lm1b_large.py, in TF's window and with zeros before the first segment, which
+Evaluation: as in lm1b_large.py, but with TF's window, and with zeros before the first segment that
 are attended to.
 
-Hardware: as lm1b_large.py (*not run*).
+Hardware: as for lm1b_large.py (*not run*).
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
-float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+float32, which the authors used.
 """
 
 from . import lm1b_large

@@ -1,52 +1,53 @@
-"""A model of your own text, a file or a folder of *.txt files: from nothing, or fine-tuned.
+"""A model of your own text, a file or a folder of *.txt files: from scratch, or fine-tuned.
 
-From nothing; then its score on held-out text; then text of its own:
+These commands train a model from scratch, score held-out text, and continue a prompt:
 
     python -m txl_jax.main --config=configs/my_text.py --workdir=runs/mine \\
         --config.data.path=FILE_OR_FOLDER
     python -m txl_jax.main --mode=evaluate --workdir=runs/mine
     python -m txl_jax.main --mode=generate --workdir=runs/mine --config.generate.prompt="It was"
 
-The first one ends with a score and a text too; the others do that again, with other settings.
-What is held out is the end of the text: cut off what is not part of it, as a book's licence.
+The first command also ends with a score and a continuation; the other two repeat these steps, and
+may change settings. The end of the text is held out, so cut off what does not belong to the text,
+such as a book's licence.
 
-A token is a character; with one of these added to the first command it is something else:
+A token is a character, unless one of these flags of the first command says otherwise:
 
     --config.data.vocab=byte      bytes: any text, also one that is not UTF-8
-    --config.data.vocab=char      characters of the text (as it is)
+    --config.data.vocab=char      characters of the text (the default)
     --config.data.vocab=word      words between white space; for text that is split into words
-                                  and has <unk> for rare ones, as benchmarks have
+                                  and has <unk> for rare ones, as benchmark texts have
     --config.data.vocab=subword   frequent pieces of words, learnt from the training part: any
-                                  text; --config.data.vocab_size=8000 is how many. Needs
+                                  text; --config.data.vocab_size=8000 sets their number. Needs
                                   pip install '.[subword]'
 
 Files of a folder that are named train, valid and test are the splits; any other text is cut into
-the three. Compressed files, JSON lines, CSV, Parquet and Arrow are read too: docs/own_data.md.
-Sized for a text of a few megabytes and some minutes on two CPU cores; for more, raise train.steps
-and the model's sizes. What it reaches depends on the text.
+these three. Compressed files, JSON lines, CSV, Parquet and Arrow are read too: docs/own_data.md.
+The model is sized for a text of a few megabytes and some minutes on two CPU cores; for more, raise
+train.steps and the model's sizes. The score depends on the text.
 
 Measured on War and Peace by characters (one core of an Intel Xeon, other programs beside it, jax
 0.10.2, 2026-11-24; one seed): 2.263 bits per character on the held-out end with memory 320. With
-Adam, 5,000 updates of 8 x 64 tokens reached 2.356 in about the same time (1,500 programs of 114 ms
+Adam, 5,000 updates of 8 x 64 tokens reached 2.356 in about the same time (1,500 updates of 114 ms
 and 5,000 of 35 ms, medians on the idle machine).
 
 A perplexity of subwords says little alone; the bits per byte that evaluation prints beside it
-compare with those of bytes and characters on the same text.
+can be compared with those of bytes and characters on the same text.
 
-Fine-tuned: training that starts from a trained model, a workdir of this project, converted ones
-too, or a folder that `python -m txl_jax.convert RUN --to=safetensors FOLDER` wrote:
+Fine-tuning starts from a trained model: a workdir (also a converted one), or a folder that
+`python -m txl_jax.convert RUN --to=safetensors FOLDER` wrote:
 
     python -m txl_jax.main --config=configs/my_text.py:fine_tune --workdir=runs/tuned \\
         --config.data.path=OTHER_TEXT --config.train.start_from=runs/mine
     python -m txl_jax.main --mode=evaluate --workdir=runs/tuned
     python -m txl_jax.main --mode=generate --workdir=runs/tuned --config.generate.prompt="It was"
 
-This variant leaves the model's shape and the kind of token out: they are those of the starting
-model, and so is its vocabulary. Words that it lacks become its <unk>; where it has none, and for
-characters that it lacks, the run stops before it begins and says which. Bytes and subwords lack
-nothing. Dropout, rates and lengths are the new run's; a model without memory needs
---config.{train,validate,evaluate}.mem_len=0. `--mode=evaluate --workdir=runs/mine` with
---config.data.path=OTHER_TEXT tells what the model is worth on the new text before.
+The variant fine_tune sets neither the model's shape nor the kind of token: the starting model has
+both, and the vocabulary. A word that the vocabulary lacks becomes <unk>. If there is no <unk>, or
+if the text has an unknown character, the run stops before training and names it. Bytes and subwords
+can encode every text. Dropout, learning rate and lengths are those of the new run; a model without
+memory needs --config.{train,validate,evaluate}.mem_len=0. To score the model on the new text before
+fine-tuning, use `--mode=evaluate --workdir=runs/mine` with --config.data.path=OTHER_TEXT.
 """
 
 from ml_collections import ConfigDict
@@ -101,7 +102,7 @@ def get_config(variant=""):
         config.data = {"name": "text"}
         config.optimizer = {"learning_rate": 5e-4, "warmup_steps": 100}
         config.train.update({"steps": 500, "batch_size": 8, "eval_every": 100})
-        config.train.start_from = "WORKDIR_OF_THE_MODEL"  # to be given; without it, an error
+        config.train.start_from = "WORKDIR_OF_THE_MODEL"  # must be given, else an error
         config.checkpoint.every = 100
     if variant == "smoke":
         config.train.update({"steps": 20, "log_every": 5, "eval_every": 0})

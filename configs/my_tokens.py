@@ -1,6 +1,6 @@
 """A model of your own arrays of ids: MIDI events, actions, proteins, tokens of your own tokenizer.
 
-Training; then another score; then a continuation of some ids:
+These commands train a model, score it again, and continue some ids:
 
     python -m txl_jax.main --config=configs/my_tokens.py --workdir=runs/mine --config.data.path=PATH
     python -m txl_jax.main --mode=evaluate --workdir=runs/mine
@@ -11,8 +11,8 @@ such files for train, valid (or val) and test. nanoGPT's folder of train.bin and
 test file: the scores after training are then those of val.bin.
 
 The vocabulary is all ids up to the largest one, or --config.data.vocab_size=N of them. See
-docs/own_data.md. Sized for some minutes on two CPU cores and some thousand ids; for more, raise
-train.steps and the model's sizes. What it reaches depends on the data: no number is given here.
+docs/own_data.md. The model is sized for some minutes on two CPU cores and some thousand ids; for
+more, raise train.steps and the model's sizes. No score is given here, since it depends on the data.
 """
 
 from ml_collections import ConfigDict

@@ -2,20 +2,21 @@
 
     python -m txl_jax.main --config=configs/nvidia_wt103_base.py --workdir=runs/nvidia_wt103_base
 
-The recipe of NVIDIA's PyTorch port of 2020, not of the paper. 192.0M parameters. The rate
-falls from 0.01 to 0.001. Every epoch each stream begins at a random place and wraps around.
+This is the recipe of NVIDIA's PyTorch port of 2020, not of the paper. 192.0M parameters. The
+learning rate falls from 0.01 to 0.001. In every epoch each stream begins at a random place and
+wraps around.
 
 Score: test perplexity 23.24 +- 0.08 over 16 seeds (published by NVIDIA), here *not run*.
 Evaluation: test, 16 streams, each warmed up with the 640 tokens before it, segments of 64, memory
 640, TF's window, distances clamped at 400. With cold streams the number cannot be compared.
 
-Hardware: eight accelerators; in half precision NVIDIA cuts the batch in 8 on one A100 of 40 GB
-(--config.train.micro_batches=8). NVIDIA's one A100 trains 59,961 tokens/s at batch 32, so 9 hours
-for these 1.97e9 tokens. Here one H100 trains 293,600 tokens/s, 128 streams at a time (*measured*):
-two hours (*arithmetic*).
+Hardware: eight accelerators. On one A100 of 40 GB in half precision NVIDIA cuts the batch into 8
+parts (--config.train.micro_batches=8). NVIDIA reports 59,961 tokens/s for one A100 at batch 32, so
+9 hours for these 1.97e9 tokens. Here one H100 trains 293,600 tokens/s, 128 streams at a time
+(*measured*), so two hours (*arithmetic*).
 
 Dtype: bfloat16 (NVIDIA: float16) on TPUs, on GPUs from compute capability 8.0 and on CPUs with
-units for it, else float32.
+bfloat16 units, else float32.
 """
 
 from . import wt103_base

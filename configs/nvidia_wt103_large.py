@@ -2,20 +2,20 @@
 
     python -m txl_jax.main --config=configs/nvidia_wt103_large.py --workdir=runs/nvidia_wt103_large
 
-The recipe of NVIDIA's PyTorch port of 2020, not of the paper. 285.2M parameters. The rate
-falls from 0.01 to 0.0001. Streams are partially shuffled as in nvidia_wt103_base.py.
+This is the recipe of NVIDIA's PyTorch port of 2020, not of the paper. 285.2M parameters. The
+learning rate falls from 0.01 to 0.0001. Streams are partially shuffled as in nvidia_wt103_base.py.
 
 Score: test perplexity 18.17 +- 0.04 over 16 seeds (published by NVIDIA), here *not run*.
 Evaluation: test, 16 streams, each warmed up with the 1,664 tokens before it, segments of 128,
 memory 1,600, TF's window, distances clamped at 1,000.
 
-Hardware: eight accelerators; in half precision NVIDIA cuts the batch in 8 on one A100 of 40 GB
-(--config.train.micro_batches=8). NVIDIA's one A100 trains 25,084 tokens/s at batch 16, so 54 hours
-for these 4.9e9 tokens. Here one H100 trains 132,400 tokens/s, 32 streams at a time (*measured*):
-ten hours (*arithmetic*).
+Hardware: eight accelerators. On one A100 of 40 GB in half precision NVIDIA cuts the batch into 8
+parts (--config.train.micro_batches=8). NVIDIA reports 25,084 tokens/s for one A100 at batch 16, so
+54 hours for these 4.9e9 tokens. Here one H100 trains 132,400 tokens/s, 32 streams at a time
+(*measured*), so ten hours (*arithmetic*).
 
 Dtype: bfloat16 (NVIDIA: float16) on TPUs, on GPUs from compute capability 8.0 and on CPUs with
-units for it, else float32.
+bfloat16 units, else float32.
 """
 
 from . import nvidia_wt103_base

@@ -4,17 +4,18 @@
     python -m txl_jax.main --mode=probe --workdir=runs/probe
 
 The rows are the keys of ROWS below; ROW-smoke is a small version of ROW. The
-default is the first one.
+default is the first row.
 
     memory      T = M = 16: 3 layers can reach T + 3 M = 64 tokens back
-    no_memory   M = 0: no further than the segment, 16
+    no_memory   M = 0: the model reaches no further back than its segment, 16 tokens
 
-Each has 112,779 parameters. The text: data/sources/probe.py; the mode writes probe.png, probe.csv
-and probe.json: accuracy at each distance, beside the reach that the shapes allow and the reach at
-which changing a token was seen to change the prediction.
+Each model has 112,779 parameters. txl_jax/data/sources/probe.py generates the text. The mode probe
+writes probe.png, probe.csv and probe.json, with the accuracy at each distance, the reach that the
+shapes allow, and the largest distance at which a changed token changed the prediction.
 
-Measured (two shared cores of an Intel Xeon, jax 0.10.2, 2026-11-22): accuracy of 200 answers at
-each distance, chance 0.125; 113 s to train memory, 86 s no_memory, and 24 s to ask.
+Measured (two shared cores of an Intel Xeon, jax 0.10.2, 2026-11-22): the accuracy of 200 answers at
+each distance; chance is 0.125. Training took 113 s for memory and 86 s for no_memory, and the mode
+probe 24 s.
 
                             to 16    17 to 64    80     96     112    128    reach
     memory, M = 16          1.00     1.00        0.13   0.12   0.14   0.12   64 seen, 64 possible
@@ -22,12 +23,13 @@ each distance, chance 0.125; 113 s to train memory, 86 s no_memory, and 24 s to 
     the same, M = 32        1.00     0.99-1.00   0.74   0.86   0.14   0.12   112 seen, 112 possible
     no_memory, M = 0        1.00     0.10-0.16   0.09   0.16   0.13   0.15   16 seen, 16 possible
 
-At 65 tokens M = 16 is at chance (0.10). No gradient passes through memory, so no layer is told to
-keep an answer for later segments; it is relayed from layer to layer all the same. The row
-M = 32 is the model of M = 16, evaluated with a longer memory.
+At 65 tokens the model with M = 16 is at chance (0.10). No gradient passes through memory, so no
+layer is trained to keep an answer for later segments; still, layers pass answers on from one to the
+next. The rows "the same" are the model of M = 16, evaluated with memory 0 and 32.
 
 The model computes in float32 on every device. In bfloat16, one of three runs of no_memory found
-0.49 of the answers at 8 tokens (AMD EPYC, 2026-11-27); the others found all, like one in float32.
+0.49 of the answers at 8 tokens (AMD EPYC, 2026-11-27); the other two, and a run in float32, found
+all.
 """
 
 from ml_collections import ConfigDict
@@ -38,8 +40,10 @@ ROWS = {"memory": 16, "no_memory": 0}
 """Memory length M in training."""
 
 DISTANCES = (3, 4, 6, 8, 12, 16, 17, 20, 24, 32, 33, 40, 48, 56, 64, 65, 80, 96, 112, 113, 128)
-"""The last that a memory can reach, and the first that it cannot, among them: 16 without, 64 with
-T = M = 16 and 3 layers, 112 with M = 32."""
+"""Distances in tokens, which include the longest in reach of each memory and the one after it.
+
+The longest is 16 without memory, 64 with T = M = 16 and 3 layers, 112 with M = 32.
+"""
 
 
 def get_config(variant=""):
@@ -50,7 +54,7 @@ def get_config(variant=""):
         {
             "name": f"probe-{row}",
             "model": {
-                "dtype": "float32",  # see above
+                "dtype": "float32",  # see the docstring
                 "n_layer": 3,
                 "d_model": 64,
                 "n_head": 4,

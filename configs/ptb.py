@@ -2,23 +2,24 @@
 
     python -m txl_jax.main --config=configs/ptb.py --config.data.path=FOLDER --workdir=runs/ptb
 
-FOLDER has ptb.train.txt, ptb.valid.txt and ptb.test.txt (or is the published archive; without
-data.path it is downloaded). 23.5M parameters: position projections of their own (the paper's
-attention) in 12 layers of 400. Memory 80 and segments drawn around 80; every stream begins each
-epoch at a random place (partial shuffling, Press 2019). Locked dropout at every site, L2 in the
-gradient, and after 200 epochs the mean of 50 more, with an exponential mean beside it; the best of
-the three on validation is the model. An epoch is counted as 290 updates.
+FOLDER has ptb.train.txt, ptb.valid.txt and ptb.test.txt, or is the published archive; without
+data.path the archive is downloaded. 23.5M parameters: 12 layers of width 400, each with its own
+projection of positions (the paper's attention). Memory is 80, and segment lengths are drawn around
+80; every stream begins each epoch at a random place (partial shuffling, Press 2019). Dropout is
+locked at every site, and L2 is in the gradient. After 200 epochs the mean of the weights of 50 more
+is kept, and an exponential mean of all; the model is the best on validation of the raw weights and
+the two means. An epoch is counted as 290 updates.
 
-Score: *not run*. The paper's 54.52 (*paper*) has no published recipe; configs/ptb_authors.py is
-the authors' later one. Seeds, validation and test perplexity at temperature 1 will stand here.
-Evaluation: test, one stream, segments of 10, memory 160.
+Score: *not run*. The paper's 54.52 (*paper*) has no published recipe; configs/ptb_authors.py is the
+one that the authors released later. Seeds, validation and test perplexity at temperature 1 will be
+listed here. Evaluation: test, one stream, segments of 10, memory 160.
 
-Hardware: one GPU, 72,500 updates of 40 streams (time *not run*; benchmarks/ptb_gpu.sh does it in
-slices, several seeds at once). For a CPU give --config.train.steps_per_dispatch=1, or use
-ptb_small.py.
+Hardware: one GPU, 72,500 updates of 40 streams (time *not run*). benchmarks/ptb_gpu.sh trains in
+calls of limited time, several seeds at once. For a CPU give --config.train.steps_per_dispatch=1, or
+use ptb_small.py.
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
-float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+float32, which the authors used.
 """
 
 from ml_collections import ConfigDict

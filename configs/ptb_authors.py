@@ -1,27 +1,28 @@
-"""Penn Treebank as the authors' later release has it, to check the machinery by its known curve.
+"""Penn Treebank as in the authors' later release, to check training against its recorded curve.
 
     python -m txl_jax.main --config=configs/ptb_authors.py --config.data.path=FOLDER
 
-FOLDER has ptb.train.txt, ptb.valid.txt and ptb.test.txt (or is the published archive; without
-data.path it is downloaded). 24.0M parameters. No memory: 70 tokens of context are run again
-with each segment. Segment lengths are drawn around 70, the rate in proportion. Locked dropout at
-every site, L2 of 1.2e-6 in the gradient, twice the rate for embeddings; 125 epochs to a rate of
-1e-4, then 50 at half of it whose weights are averaged. An epoch is counted as 1,371 updates: with
-these lengths a pass takes 1,361 to 1,379 (20 seeds).
+FOLDER has ptb.train.txt, ptb.valid.txt and ptb.test.txt, or is the published archive; without
+data.path the archive is downloaded. 24.0M parameters. There is no memory: each segment is run
+together with the 70 tokens before it. Segment lengths are drawn around 70, with learning rates in
+proportion to them. Dropout is locked at every site, an L2 term of 1.2e-6 is in the gradient, and
+embeddings have twice the rate. The rate falls to 1e-4 in 125 epochs; then come 50 epochs at half
+that rate, whose weights are averaged. An epoch is counted as 1,371 updates: with these lengths a
+pass takes 1,361 to 1,379 (20 seeds).
 
 Scores (*recorded* by the release, four runs): validation perplexity 97.9 to 99.8 at epoch 15, 80.8
 to 81.2 at 30, 68.0 to 69.1 at 60, 63.0 to 63.8 at 90, 61.4 to 61.8 at 120, 59.5 to 60.1 at the end;
-test 55.26 to 55.60 at softmax temperature 1.08. Here: 98.5, 98.9 and 97.4 at epoch 15, 80.9 at 30
-(*measured*), the rest *not run*. Evaluation: test, one stream, segments of 10, context 130,
-temperature 1.
+test 55.26 to 55.60 at softmax temperature 1.08. Here: 98.5, 98.9 and 97.4 at epoch 15 in three
+runs, 80.9 at 30 in the last of them (*measured*), the rest *not run*. Evaluation: test, one stream,
+segments of 10, context 130, temperature 1.
 
 Hardware: one GPU, 239,925 small updates of 6.9 ms on an H100 (*measured*), half an hour with saving
-and validation (*arithmetic*); benchmarks/ptb_gpu.sh does it in slices.
+and validation (*arithmetic*); benchmarks/ptb_gpu.sh trains in calls of limited time.
 A dispatch is a third of an epoch: for a CPU give --config.train.steps_per_dispatch=1.
 Of eight devices, a batch of 10 uses five (two TPU chips); a train.batch_size of 8 or 16 uses all.
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
-float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+float32, which the authors used.
 """
 
 from ml_collections import ConfigDict

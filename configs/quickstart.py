@@ -1,10 +1,10 @@
-"""A byte-level model of Python source, from nothing, on any machine, in minutes.
+"""A byte-level model of Python source, trained from scratch on any machine in minutes.
 
     python -m txl_jax.main --config=configs/quickstart.py
 
 Text: the standard library of the Python that runs it (so results depend on its version; the hash
-of the text is recorded beside them). Hardware: two CPU cores. Not a recipe of the paper: a model
-this small, seen for this long, shows that everything works.
+of the text is recorded beside them). Hardware: two CPU cores. This is not a recipe of the paper: a
+model so small, trained so briefly, only shows that everything works.
 
 Measured (two cores of an Intel Xeon, Python 3.11.7, jax 0.10.2, 2026-11-23): 264 s after
 installation; 1.437 bits per byte on the held-out files with memory 320, 1.851 with none (means

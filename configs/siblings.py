@@ -3,15 +3,15 @@
     python -m txl_jax.main --config=configs/siblings.py:stdlib_shaw --workdir=runs/stdlib_shaw
     python -m txl_jax.main --config=configs/siblings.py:ptb_ours --config.data.path=FOLDER
 
-Small models with Adam, 64 tokens of backpropagation, and all positions in the loss, the same for
-all four of a text:
+All are trained with Adam, gradients reach 64 tokens back, and all positions are in the loss. The
+four models of a text differ only in these points:
 
     ptb_ours            stdlib_ours             relative positions, memory 64
     ptb_shaw            stdlib_shaw             Shaw et al.'s positions, memory 64
     ptb_no_recurrence   stdlib_no_recurrence    relative positions, no memory
     ptb_absolute        stdlib_absolute         sinusoids added at the input, no memory
 
-`--mode=ablation` and `--mode=recl` compare them; what that gave: RESULTS.md.
+`--mode=ablation` and `--mode=recl` compare them; RESULTS.md has the results.
 """
 
 from typing import Any

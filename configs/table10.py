@@ -1,10 +1,11 @@
-"""WikiText-103, the paper's table 10: table 6 with equal device memory for all, a row each.
+"""WikiText-103, the paper's table 10: table 6 with equal device memory for all; a variant per row.
 
     python -m txl_jax.main --config=configs/table10.py:no_recurrence_full --workdir=runs/table10
 
-The rows are the keys of ROWS below; ROW-smoke is a small ROW. The default is the first one.
-Rows without recurrence use the memory that it would take for longer backpropagation. The
-shape, an assumption, and the protocol are those of table6.py; rows with recurrence are equal.
+The rows are the keys of ROWS below; ROW-smoke is a small version of ROW. The default is the first
+row. Rows without recurrence backpropagate further, with the device memory that recurrence would
+take. The shape (an assumption) and the protocol are those of table6.py, which also has the rows
+with recurrence.
 
 Scores (*paper*; here *not run*): backpropagation length, test perplexity at the training length,
 the best over evaluation attention lengths, and the shortest length that gives it.
@@ -14,11 +15,11 @@ the best over evaluation attention lengths, and the shortest length that gives i
     no_recurrence_full   176   28.43   27.98   400
     no_recurrence_half   172   28.83   28.83   120
 
-Hardware: as table6.py (*not run*).
+Hardware: as for table6.py (*not run*).
 Of eight devices, a batch of 60 uses six (four TPU chips); a train.batch_size of 56 or 64 uses all.
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
-float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+float32, which the authors used.
 """
 
 from .shared.rows import row_of
@@ -31,7 +32,7 @@ ROWS = {
     "no_recurrence_full": ("relative", False, "full", 400, 176),
     "no_recurrence_half": ("relative", False, "half", 120, 172),
 }
-"""Encoding, recurrence, loss, attention length of evaluation, and backpropagation length."""
+"""Position encoding, recurrence, positions in the loss, attention length of evaluation, and T."""
 
 
 def get_config(variant=""):

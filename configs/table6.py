@@ -1,13 +1,15 @@
-"""WikiText-103, the paper's table 6: recurrence, encoding of positions and loss, a row each.
+"""WikiText-103, the paper's table 6: recurrence, encoding of positions, loss; a variant per row.
 
     python -m txl_jax.main --config=configs/table6.py:ours_recurrence_full --workdir=runs/ours
 
-The rows are the keys of ROWS below; ROW-smoke is a small ROW. The default is the first one.
+The rows are the keys of ROWS below; ROW-smoke is a small version of ROW. The default is the first
+row.
 
 The table's 128M shape was never published. Chosen here: wt103_base.py with 7 of its 16 layers,
-128.0M parameters (ours; the other encodings have a few more or fewer), its batch, rate and
-number of updates. 128 tokens of backpropagation (table 10) and memory 128, or none. The table's
-last rows are of the 151M model: wt103_base.py with --config.evaluate.mem_len=640, 450 or 300.
+128.0M parameters (rows "ours"; other encodings have a few more or fewer), and with its batch, rate
+and number of updates. Backpropagation covers 128 tokens (table 10), and memory is 128 or none. The
+table's last rows are of the 151M model: wt103_base.py with --config.evaluate.mem_len=640, 450 or
+300.
 
 Scores (*paper*; here *not run*): test perplexity at the training length, the best over evaluation
 attention lengths, and the shortest length that gives it.
@@ -23,18 +25,18 @@ attention lengths, and the shortest length that gives it.
     absolute_per_layer_no_recurrence_half   31.16   31.16   120
 
 Evaluation: test, 10 streams, at the attention length of the best score. With recurrence: segments
-of 64, that length of memory, window, distances of ours clamped at 400 as wt103_base.py does (an
-assumption). Without: segments of 10 and the rest of that length in recomputed context, so that
-a token attends to that length or up to 9 less.
+of 64, memory of that length, same_length window, and for "ours" distances clamped at 400 as in
+wt103_base.py (an assumption). Without recurrence: segments of 10, and recomputed context that makes
+up the rest of that length, so a token attends to that length or up to 9 tokens less.
 
 All rows at all lengths: --mode=ablation --config=configs/table6.py --workdir=runs/table6
 
-Hardware: as wt103_base.py; arithmetic gives 1.2e18 operations a row, 3 hours at a sustained 100
+Hardware: as for wt103_base.py; arithmetic gives 1.2e18 operations a row, 3 hours at a sustained 100
 TFLOP/s (*not run*).
 Of eight devices, a batch of 60 uses six (four TPU chips); a train.batch_size of 56 or 64 uses all.
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
-float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+float32, which the authors used.
 """
 
 from . import wt103_base
@@ -52,11 +54,11 @@ ROWS = {
     "absolute_no_recurrence_half": ("absolute", False, "half", 120),
     "absolute_per_layer_no_recurrence_half": ("absolute_per_layer", False, "half", 120),
 }
-"""Encoding, recurrence, loss, and the attention length of evaluation."""
+"""Position encoding, recurrence, positions in the loss, and the attention length of evaluation."""
 
 
 def row_config(name, attention, recurrence, positions, attention_len, seg_len=128):
-    """wt103_base with 7 layers and the row's four properties; T is ``seg_len``, M too or 0."""
+    """Returns wt103_base with 7 layers and the settings of a row; T is ``seg_len``, M is T or 0."""
     config = wt103_base.get_config()
     memory = seg_len if recurrence else 0
     config.name = name

@@ -3,17 +3,17 @@
     python -m txl_jax.main --config=configs/text8_12l.py --workdir=runs/text8_12l
 
 Without data.path the text is downloaded; else data.path is text8.zip, text8, or a folder of the
-authors' train.txt, valid.txt and test.txt. 27 symbols, 41.0M parameters; all else as
+authors' train.txt, valid.txt and test.txt. 27 symbols, 41.0M parameters; all else is as in
 enwik8_12l.py.
 
 Score: none published, here *not run*. Evaluation: test, 10 streams, segments of
-80, memory 2,100, window, distances clamped at 820.
+80, memory 2,100, same_length window, distances clamped at 820.
 
-Hardware: as enwik8_12l.py (*not run*).
+Hardware: as for enwik8_12l.py (*not run*).
 Of eight devices, a batch of 22 uses two; a train.batch_size of 16 or 24 uses all.
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
-float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+float32, which the authors used.
 """
 
 from . import enwik8_12l

@@ -3,16 +3,16 @@
     python -m txl_jax.main --config=configs/text8_24l.py --workdir=runs/text8_24l
 
 Without data.path the text is downloaded; else data.path is text8.zip, text8, or a folder of the
-authors' train.txt, valid.txt and test.txt. 27 symbols, 277.1M parameters; all else as
+authors' train.txt, valid.txt and test.txt. 27 symbols, 277.1M parameters; all else is as in
 enwik8_24l.py.
 
 Score: 1.08 bits per character (*paper*), here *not run*. Evaluation: test, 10 streams, segments of
-128, memory 3,800, window, distances clamped at 1,000.
+128, memory 3,800, same_length window, distances clamped at 1,000.
 
-Hardware: as enwik8_24l.py (*not run*).
+Hardware: as for enwik8_24l.py (*not run*).
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
-float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+float32, which the authors used.
 """
 
 from . import enwik8_24l

@@ -6,15 +6,15 @@ Without data.path the text is downloaded; else data.path is the archive, or a fo
 wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens. 151.1M parameters.
 
 Score: test perplexity 24.0 in table 1 and 23.09 at attention length 640 in table 6 (*paper*), here
-*not run*. Evaluation: test, 10 streams, segments of 64, memory 640, window, distances clamped at
-400.
+*not run*. Evaluation: test, 10 streams, segments of 64, memory 640, same_length window, distances
+clamped at 400.
 
 Hardware: the authors used four GPUs. On one H100 in bfloat16 an update takes 41 ms (*measured*), so
-all 200,000 2.3 hours (*arithmetic*).
+all 200,000 updates take 2.3 hours (*arithmetic*).
 Of eight devices, a batch of 60 uses six (four TPU chips); a train.batch_size of 56 or 64 uses all.
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
-float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+float32, which the authors used.
 """
 
 from ml_collections import ConfigDict

@@ -2,20 +2,21 @@
 
     python -m txl_jax.main --config=configs/wt103_base_tf.py --workdir=runs/wt103_base_tf
 
-As wt103_base.py, but u and v in each layer, epsilon of LayerNorm 1e-12, the rate falls to 0.004
-of its peak, and memory is never emptied. TF's script says div_val 4 and 400,000 steps; with that
-it is far from the paper's 151M, so the embedding and the steps here are those of PyTorch's.
+It differs from wt103_base.py in four points. Each layer has its own u and v, LayerNorm's epsilon is
+1e-12, the learning rate falls to 0.004 of its peak, and memory is never emptied. TF's script says
+div_val 4 and 400,000 steps; that model is far from the paper's 151M parameters, so the embedding
+and the steps here are those of the PyTorch script.
 151.1M parameters.
 
 Score: test perplexity 24.0 in table 1 (*paper*), here *not run*.
-Evaluation: as wt103_base.py, in TF's window and with zeros before the first segment, which
+Evaluation: as in wt103_base.py, but with TF's window, and with zeros before the first segment that
 are attended to.
 
-Hardware: as wt103_base.py (*not run*).
+Hardware: as for wt103_base.py (*not run*).
 Of eight devices, a batch of 60 uses six (four TPU chips); a train.batch_size of 56 or 64 uses all.
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
-float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+float32, which the authors used.
 """
 
 from . import wt103_base

@@ -1,21 +1,21 @@
-"""WikiText-103, the large model of the paper's table 1: 18 layers, embeddings by frequency.
+"""WikiText-103, the large model of the paper's table 1: 18 layers, rare words embedded narrower.
 
     python -m txl_jax.main --config=configs/wt103_large.py --workdir=runs/wt103_large
 
-Text as in wt103_base.py. 285.2M parameters; the paper's "257M" is this shape with 16 layers
-(--config.model.n_layer=16: 257.9M).
+The text is that of wt103_base.py. 285.2M parameters; the paper's "257M" is this shape with 16
+layers (--config.model.n_layer=16: 257.9M).
 
 Score: test perplexity 18.3 (*paper*), here *not run*. Evaluation: test, 10 streams, segments of
-128, memory 1,600, window, distances clamped at 1,000.
+128, memory 1,600, same_length window, distances clamped at 1,000.
 
 Hardware: a TPU pod slice or several hosts; 4,000,000 updates is the most that the authors' script
 allows. On one H100 in bfloat16 an update of 16 of the 128 streams takes 50 ms (*measured*), so all
-of them 19 days (*arithmetic*). nvidia_wt103_large.py needs a fortieth of these tokens.
+updates take 19 days (*arithmetic*). nvidia_wt103_large.py needs a fortieth of these tokens.
 The train step fits a TPU v5e-16: 11.08 of 15.75 GiB a chip with fused attention, 13.29 without
 (*compiled* ahead of time, RESULTS.md).
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
-float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+float32, which the authors used.
 """
 
 from . import wt103_base

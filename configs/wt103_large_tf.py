@@ -2,19 +2,19 @@
 
     python -m txl_jax.main --config=configs/wt103_large_tf.py --workdir=runs/wt103_large_tf
 
-As wt103_large.py, but u and v in each layer, initial values 0.005, epsilon of LayerNorm 1e-12,
-the rate falls to 0.01 of its peak, and memory is emptied every 1,000 steps and not at an epoch's
-end (TF on TPUs).
+It differs from wt103_large.py in these points. Each layer has its own u and v, initial values have
+a standard deviation of 0.005, LayerNorm's epsilon is 1e-12, the learning rate falls to 0.01 of its
+peak, and memory is emptied every 1,000 steps and not at an epoch's end (TF on TPUs).
 285.2M parameters.
 
 Score: test perplexity 18.3 (*paper*), here *not run*.
-Evaluation: as wt103_large.py, in TF's window and with zeros before the first segment, which
+Evaluation: as in wt103_large.py, but with TF's window, and with zeros before the first segment that
 are attended to.
 
-Hardware: as wt103_large.py (*not run*).
+Hardware: as for wt103_large.py (*not run*).
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with units for it, else
-float32, as the authors had.
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+float32, which the authors used.
 """
 
 from . import wt103_large

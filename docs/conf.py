@@ -1,10 +1,10 @@
-"""The documentation site.
+"""Configuration of Sphinx for the documentation site.
 
     pip install -e '.[test]'
     python -m sphinx -W -b html docs FOLDER
 
-A warning is an error in that command, which a test runs. Pages are Markdown (MyST); the reference
-is made from the docstrings, which are reStructuredText with sections as Google writes them.
+In that command, which a test runs, a warning is an error. Pages are Markdown (MyST). The reference
+is made from docstrings, which are reStructuredText with sections in Google's style.
 """
 
 import json
@@ -13,7 +13,7 @@ import pkgutil
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # the text of this checkout, whatever is installed
+sys.path.insert(0, str(ROOT))  # documents this checkout, whatever is installed
 
 project = "txl_jax"
 author = "the authors of txl_jax"
@@ -32,9 +32,9 @@ extensions = [
 ]
 myst_heading_anchors = 3
 source_suffix = {".md": "markdown", ".ipynb": "markdown"}  # docs/notebooks links to notebooks/
-exclude_patterns = ["notebooks/own_loop.ipynb"]  # has the text of own_loop.md
-# A reference to a name of txl_jax that is not there is an error. Names of other libraries are not
-# looked up, which would need a network.
+exclude_patterns = ["notebooks/own_loop.ipynb"]  # it has the text of own_loop.md
+# A reference to a name that txl_jax does not have is an error. Names of other libraries are not
+# looked up, since that would need a network.
 nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!txl_jax\.).*")]
 
@@ -51,14 +51,14 @@ SECTIONS = ("Args:", "Attributes:", "Returns:", "Raises:", "Yields:", "Example:"
 
 
 def pictures_as_they_are(app, what, name, obj, options, lines: list[str]) -> None:
-    """Indented drawings and commands of a docstring, in place, as literal blocks."""
+    """Changes a docstring's lines in place, so that indented drawings are literal blocks."""
     lines[:] = literal_blocks(lines)
 
 
 def literal_blocks(lines: list[str]) -> list[str]:
-    """The lines, with ``::`` before each indented paragraph outside of a section or a list."""
+    """Returns the lines with ``::`` before indented paragraphs outside of sections and lists."""
     done: list[str] = []
-    inside = False  # of a section, a list or a literal block: indented text belongs to it
+    inside = False  # inside of a section, list or literal block, to which indented text belongs
     for at, line in enumerate(lines):
         if line and not line.startswith(" "):
             inside = line in SECTIONS or line.startswith(("- ", "* ", ".. ")) or line.endswith("::")
@@ -70,7 +70,7 @@ def literal_blocks(lines: list[str]) -> list[str]:
 
 
 def plain_where_not_shown(app, env, node, contnode):
-    """The text of a reference to something that txl_jax has and these pages leave out, unlinked."""
+    """Returns a reference's text without a link, if txl_jax has the name and no page shows it."""
     target = node.get("reftarget", "")
     if node.get("refdomain") != "py" or not target.startswith("txl_jax."):
         return None
@@ -82,14 +82,14 @@ def plain_where_not_shown(app, env, node, contnode):
 
 
 def notebooks_as_pages(app, name: str, source: list[str]) -> None:
-    """A notebook as Markdown: its text, its code but for the cell that installs, its outputs."""
+    """Turns a notebook into Markdown: text, code (without the cell that installs) and outputs."""
     if str(app.env.doc2path(name)).endswith(".ipynb"):
         cells = json.loads(source[0])["cells"]
         source[0] = "\n\n".join(part for cell in cells for part in parts_of(cell))
 
 
 def parts_of(cell: dict) -> list[str]:
-    """The Markdown of a cell; figures stay in the page, as they are in the notebook."""
+    """Returns the Markdown of a cell; its figures are embedded in the page."""
     text = "".join(cell["source"])
     if cell["cell_type"] == "markdown":
         return [text]
@@ -105,7 +105,7 @@ def parts_of(cell: dict) -> list[str]:
 
 
 def setup(app) -> None:
-    """Pictures before napoleon reads the docstrings; references when no page has the name."""
+    """Registers the functions above; drawings are handled before napoleon reads docstrings."""
     app.connect("source-read", notebooks_as_pages)
     app.connect("autodoc-process-docstring", pictures_as_they_are, priority=400)
     app.connect("missing-reference", plain_where_not_shown)

@@ -12,24 +12,24 @@ FONT = 'font-family="Helvetica, Arial, sans-serif" font-size="14"'
 
 
 def place(position: int, layer: int) -> tuple[int, int]:
-    """Where the state of a position is drawn; states of the tokens (layer 0) are at the bottom."""
+    """Returns where the state of a position is drawn; layer 0, the tokens, is at the bottom."""
     return SIDE + STEP * position + 30 * (position // T), TOP + ROW * (LAYERS - layer)
 
 
 def line(start: tuple[int, int], end: tuple[int, int], colour: str, dashed: bool) -> str:
-    """An arrow's shaft."""
+    """Returns a straight line as SVG."""
     dashes = ' stroke-dasharray="4 3"' if dashed else ""
     ends = f'x1="{start[0]}" y1="{start[1]}" x2="{end[0]}" y2="{end[1]}"'
     return f'<line {ends} stroke="{colour}" stroke-width="1.4"{dashes}/>'
 
 
 def text(x: int, y: int, words: str, anchor: str = "middle", colour: str = "#222222") -> str:
-    """Words at a place."""
+    """Returns words at a place as SVG."""
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{colour}" {FONT}>{words}</text>'
 
 
 def draw() -> str:
-    """The picture as SVG. A state attends to the layer below: itself and the T states before it."""
+    """Returns the picture as SVG; each state attends to T + 1 states of the layer below it."""
     lines, states, labels = [], [], []
     first = T * (SEGMENTS - 1)  # position of the current segment
     for position in range(T * SEGMENTS):

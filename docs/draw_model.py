@@ -9,7 +9,7 @@ from draw_memory import COLOURS, text
 
 WIDTH, HEIGHT = 900, 580
 BLACK, GREY = "#222222", "#777777"
-TERMS = (  # of the score of query i and key j, with their places in the code's pictures
+TERMS = (  # terms of the score of query i and key j, with the letters of model/scores.py
     ("(a)", "q_i · k_j", "what i asks of the content of j"),
     ("(b)", "q_i · r_(i-j)", "what i asks of the distance to j"),
     ("(c)", "u · k_j", "the content of j, for every query"),
@@ -18,7 +18,7 @@ TERMS = (  # of the score of query i and key j, with their places in the code's 
 
 
 def box(x: int, y: int, width: int, *lines: str, colour: str = BLACK, height: int = 44) -> str:
-    """A rounded box with lines of words in its middle."""
+    """Returns a rounded box with lines of words in its middle."""
     sides = f'x="{x}" y="{y}" width="{width}" height="{height}" rx="7"'
     first = y + height // 2 + 5 - 9 * (len(lines) - 1)
     words = [text(x + width // 2, first + 18 * n, line) for n, line in enumerate(lines)]
@@ -27,7 +27,7 @@ def box(x: int, y: int, width: int, *lines: str, colour: str = BLACK, height: in
 
 
 def arrow(*points: tuple[int, int], colour: str = BLACK, dashed: bool = False) -> str:
-    """A line through points, with a head at the last one."""
+    """Returns a line through points, with an arrow head at the last one."""
     dashes = ' stroke-dasharray="5 4"' if dashed else ""
     (x, y), (to_x, to_y) = points[-2:]
     right, down = (to_x > x) - (to_x < x), (to_y > y) - (to_y < y)
@@ -38,12 +38,12 @@ def arrow(*points: tuple[int, int], colour: str = BLACK, dashed: bool = False) -
 
 
 def frame(x: int, y: int, width: int, height: int) -> str:
-    """A pale area behind boxes."""
+    """Returns a pale area that lies behind boxes."""
     return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="12" fill="#f2f2f2"/>'
 
 
 def model() -> list[str]:
-    """The left half: from the tokens at the bottom to the losses, with the memory of a layer."""
+    """Returns the left half: from tokens at the bottom to losses, with the memory of a layer."""
     memory, middle = COLOURS["memory"], 275
     return [
         frame(165, 130, 220, 316),
@@ -74,7 +74,7 @@ def model() -> list[str]:
 
 
 def attention() -> list[str]:
-    """The right half: the four terms of the scores, and what is done with them."""
+    """Returns the right half: the four terms of the scores, and the steps after them."""
     left, width = 480, 400
     rows = []
     for n, (letter, product, meaning) in enumerate(TERMS):
@@ -100,7 +100,7 @@ def attention() -> list[str]:
 
 
 def draw() -> str:
-    """The picture as SVG."""
+    """Returns the picture as SVG."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">'
     paper = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
     return "\n".join([head, paper, *model(), *attention(), "</svg>\n"])

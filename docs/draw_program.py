@@ -9,7 +9,7 @@ from draw_memory import COLOURS, text
 from draw_model import BLACK, GREY, arrow, box, frame
 
 WIDTH, HEIGHT = 900, 556
-STATIONS = (  # of a token: a package or file, and what it makes
+STATIONS = (  # stations of a token: a package or file, and what it makes
     ("data/corpus.py", "text → ids"),
     ("data/streams.py", "segments [B,T]"),
     ("model/", "losses [B,T]"),
@@ -30,7 +30,7 @@ LAYERS = (
 
 
 def way() -> list[str]:
-    """The stations in a row, the memory above the model, and what reads a checkpoint."""
+    """Returns the stations in a row, the memory above the model, and what reads a checkpoint."""
     memory, width, step, y = COLOURS["memory"], 140, 176, 70
     drawn = []
     for n, station in enumerate(STATIONS):
@@ -52,7 +52,7 @@ def way() -> list[str]:
 
 
 def layers() -> list[str]:
-    """The packages, in rows: each imports from the rows below it only."""
+    """Returns the packages in rows; each imports only from the rows below it."""
     top, row = 212, 37
     drawn = [frame(20, top - 8, WIDTH - 40, row * len(LAYERS) + 12)]
     for n, (names, job) in enumerate(LAYERS):
@@ -65,7 +65,7 @@ def layers() -> list[str]:
 
 
 def draw() -> str:
-    """The picture as SVG."""
+    """Returns the picture as SVG."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">'
     paper = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
     return "\n".join([head, paper, *way(), *layers(), "</svg>\n"])

@@ -18,7 +18,7 @@ command gives settings as `--config.train.steps=2000`, a config file only those 
 
 
 def page() -> str:
-    """The page, with a section for the settings of each section of an experiment."""
+    """Returns the page, which has a section for each section of an experiment's settings."""
     parts, settings = [HEAD], re.split(r"\n(?=\S)", format_settings(None))
     section = lambda setting: re.findall(r"^(?:(\w+)\.)?", setting)[0] or "experiment"
     for name, found in itertools.groupby(settings, key=section):

@@ -2,15 +2,17 @@
 
     python examples/agent.py [--steps=400] [--mem_len=16]
 
-A T-maze. At the first step of an episode the agent sees a cue, left or right; then a corridor,
-where it sees nothing; at its end, 10 to 14 steps later, it must turn to where the cue said: reward
-1, else 0. It learns from segments of 4 steps, so the cue always lies beyond the segment: only
-memory can bring it. With `--mem_len=0` it stays at chance.
+The task is a T-maze. At the first step of an episode the agent sees a cue, left or right. Then it
+walks along a corridor, where it sees nothing. At the end, 10 to 14 steps later, it must turn to
+where the cue said: the reward is 1, else 0. The agent learns from segments of 4 steps, so the cue
+always lies before the segment, and only memory can provide it. With `--mem_len=0` the agent stays
+at chance.
 
-What it shows: `core` (embeddings in, states out), `mems` carried through `jax.lax.scan` beside the
+The example shows `core` (embeddings in, states out), `mems` carried through `jax.lax.scan` with the
 environments' own state, and `reset` (bool [B,T]) where an episode begins inside a segment, so that
 nothing is remembered across episodes. The learning rule is REINFORCE with a mean baseline; any
-other would do. Measured (two shared CPU cores, 30 s): every turn is right from 80 updates on.
+other rule would work too. Measured (two shared CPU cores, 30 s): every turn is right from 80
+updates on.
 """
 
 import argparse
@@ -24,16 +26,16 @@ import txl_jax
 
 ROWS, SEGMENT, SHORTEST, LONGEST = 64, 4, 10, 14
 NOTHING, LEFT, RIGHT, JUNCTION = range(4)
-"""What the agent may see; LEFT and RIGHT are the cue, and the two actions less one."""
+"""What the agent may see. LEFT and RIGHT are the cues; an action is its cue minus LEFT."""
 
 CORE = txl_jax.TransformerXLConfig(
     n_layer=1, d_model=32, n_head=2, d_head=16, d_inner=64, same_length="tf"
 )
-"""With a window, so that each step sees as far back as when it is taken alone (docs/agents.md)."""
+"""The model has a window, so that each step sees as far back as in acting (docs/agents.md)."""
 
 
 class Maze(NamedTuple):
-    """Of each row: the cue, the step of the episode, and the corridor's length; int32 [B]."""
+    """The cue, the step of the episode and the corridor's length of each row; int32 [B]."""
 
     cue: jax.Array
     step: jax.Array
@@ -41,7 +43,7 @@ class Maze(NamedTuple):
 
 
 def begun(key, rows: int) -> Maze:
-    """New episodes in all rows."""
+    """Returns mazes with a new episode in every row."""
     cue_key, length_key = jax.random.split(key)
     return Maze(
         jax.random.randint(cue_key, (rows,), LEFT, RIGHT + 1),
@@ -51,13 +53,13 @@ def begun(key, rows: int) -> Maze:
 
 
 def seen(maze: Maze) -> jax.Array:
-    """What the agent sees: int32 [B]."""
+    """Returns what the agent sees, int32 [B]."""
     corridor = jnp.where(maze.step == maze.length, JUNCTION, NOTHING)
     return jnp.where(maze.step == 0, maze.cue, corridor)
 
 
 def after(maze: Maze, key) -> Maze:
-    """The next step; an episode that is over begins anew."""
+    """Returns the mazes at the next step; where an episode is over, a new one begins."""
     over, new = maze.step == maze.length, begun(key, len(maze.cue))
     onward = maze._replace(step=maze.step + 1)
     return jax.tree.map(lambda a, b: jnp.where(over, a, b), new, onward)
@@ -66,7 +68,7 @@ def after(maze: Maze, key) -> Maze:
 def watched(maze: Maze, key) -> tuple[Maze, tuple[Maze, jax.Array]]:
     """Returns the mazes after a segment, and at each step the mazes and what is seen [T,B].
 
-    The agent's turns change nothing but the reward, so the walk can be made ahead of it.
+    The agent's actions change nothing but the reward, so the walk can be computed before them.
     """
 
     def one(maze: Maze, key):
@@ -76,7 +78,7 @@ def watched(maze: Maze, key) -> tuple[Maze, tuple[Maze, jax.Array]]:
 
 
 class Agent(NamedTuple):
-    """Everything that is learnt."""
+    """All parameters that are learnt."""
 
     core: dict
     see: jax.Array
@@ -84,7 +86,7 @@ class Agent(NamedTuple):
 
 
 def make(key) -> tuple[txl_jax.TransformerXL, Agent]:
-    """The model and its first parameters."""
+    """Returns the model and the first parameters of the agent."""
     model = txl_jax.TransformerXL(CORE)
     see, act, core = jax.random.split(key, 3)
     embeddings, mems = jnp.zeros((1, 1, CORE.d_model)), model.init_mems(1, 1)
@@ -97,7 +99,7 @@ def make(key) -> tuple[txl_jax.TransformerXL, Agent]:
 
 
 def loss_of(agent: Agent, model, mems, mazes: Maze, sights, key):
-    """REINFORCE on the junctions of a segment; the loss, memory, and (rewards, junctions)."""
+    """Returns REINFORCE's loss on a segment's junctions; memory, sum of rewards, and junctions."""
     begins = (mazes.step == 0).T  # bool [B,T]: an episode's first step
     states, mems = model.apply(agent.core, agent.see[sights.T], mems, method="core", reset=begins)
     logits = states @ agent.act  # [B,T,2]
@@ -111,7 +113,7 @@ def loss_of(agent: Agent, model, mems, mazes: Maze, sights, key):
 
 
 def train(steps: int, mem_len: int, seed: int = 0) -> list[float]:
-    """Share of right turns in every tenth of the training."""
+    """Trains, and returns the share of right turns in every tenth of the training."""
     model, agent = make(jax.random.key(seed))
     optimizer = optax.adam(3e-3)
     keys = jax.random.split(jax.random.key(seed + 1), (steps, 2))

@@ -3,15 +3,15 @@
     pip install -e '.[music]'
     python examples/music.py --workdir=runs/music
 
-A song has the form AABA: a tune of 32 notes, again, another tune, and the first one again. A note
-is a pitch of C major, short or long, so it is one id, and the notes of a tune are drawn at random.
-Nothing but the repeat itself tells what a repeated note is, and it is 32 or 64 notes back. A
-segment has 16 notes, so a model without memory cannot see it.
+A song has the form AABA: a tune of 32 notes, the same tune again, another tune, and the first one
+again. A note is a pitch of C major, short or long, so it is one id, and the notes of a tune are
+drawn at random. Nothing but the first occurrence tells what a repeated note is, and it is 32 or 64
+notes back. A segment has 16 notes, so a model without memory cannot see it.
 
 The script composes songs as MIDI, reads them back as documents of ids, and trains `seeds` models
 with memory and as many without it. It prints the loss of new and of repeated notes in nats, and
-writes sample.mid, a song of the model's own, and its piano roll, sample.png, where a note is blue
-if it is the one that is 32 or 64 notes before it.
+writes sample.mid, a song that the model generates, and its piano roll, sample.png, where a note is
+blue if it equals the note that is 32 or 64 notes before it.
 """
 
 import argparse
@@ -25,9 +25,9 @@ import numpy as np
 import txl_jax
 
 PITCHES = [48 + 12 * (n // 7) + (0, 2, 4, 5, 7, 9, 11)[n % 7] for n in range(15)]  # C3 to C5
-BEAT = 0.5  # seconds, from the start of a note to the next one
+BEAT = 0.5  # seconds from the start of a note to the start of the next one
 TUNE, FORM = 32, "AABA"  # notes of a tune, and the tunes of a song
-END = 0  # the id between songs; that of a note is 1 + 2 * its degree + whether it is long
+END = 0  # the id between songs; the id of a note is 1 + 2 * its degree + whether it is long
 REPEATED = np.repeat([part in FORM[:n] for n, part in enumerate(FORM)], TUNE)
 DISTANCES = (TUNE, 2 * TUNE)  # from a repeated note to the one that it repeats
 SEGMENT, MEMORY = 16, 112
@@ -42,7 +42,7 @@ def compose(rng: np.random.Generator) -> Any:
     tunes = {}
     for part in sorted(set(FORM)):
         steps = rng.integers(-3, 4, TUNE)
-        degrees = np.abs((rng.integers(15) + np.cumsum(steps)) % 28 - 14)  # turns back at the ends
+        degrees = np.abs((rng.integers(15) + np.cumsum(steps)) % 28 - 14)  # reflected at both ends
         tunes[part] = 1 + 2 * degrees + rng.integers(2, size=TUNE)
     return to_midi(np.concatenate([tunes[part] for part in FORM]))
 
@@ -70,7 +70,7 @@ def to_ids(midi: Any) -> np.ndarray:
 
 
 def write_songs(folder: pathlib.Path, counts: dict[str, int], seed: int = 0) -> None:
-    """Writes ``count`` songs of each split as ids, the songs separated by END, and their names."""
+    """Writes songs of each split as ids that END separates, and the names of the ids."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     for split, count in counts.items():
@@ -87,7 +87,7 @@ def write_songs(folder: pathlib.Path, counts: dict[str, int], seed: int = 0) -> 
 
 
 def settings(folder: pathlib.Path, mem_len: int, seeds: int, steps: int) -> dict[str, Any]:
-    """Returns the settings of a run; ``mem_len`` is 0 for the control without memory."""
+    """Returns the settings of a run; ``mem_len`` is 0 in the control runs without memory."""
     reading = {"batch_size": 16, "seg_len": SEGMENT, "mem_len": mem_len}
     return {
         "name": "music",
@@ -138,11 +138,11 @@ def train(workdir: pathlib.Path, mem_len: int, seeds: int = 3, steps: int = 1500
 
 
 # --------------------------------------------------------------------------------------
-# A song of the model's own.
+# A generated song.
 
 
 def repeats(ids: np.ndarray) -> np.ndarray:
-    """Tells which notes of ids [n] are equal to one a tune or two before them: bool [n]."""
+    """Tells which notes of ids [n] equal the note one or two tunes before them, bool [n]."""
     found = np.zeros(len(ids), bool)
     for distance in DISTANCES:
         found[distance:] |= ids[distance:] == ids[:-distance]
@@ -190,7 +190,7 @@ def main() -> None:
 
 
 def sample(model: Any, workdir: pathlib.Path) -> None:
-    """Writes a song of the model, as MIDI and as a picture."""
+    """Generates a song, and writes it as MIDI and as a picture."""
     generated = model.generate("end", length=len(REPEATED), temperature=0.7)[0]
     ids = np.array([i for i in generated.ids if i != END])
     path = workdir / "sample.mid"

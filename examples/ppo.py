@@ -7,7 +7,7 @@
 
 An update acts for `steps` steps in every environment, with the projected memory (`agents.Actor`),
 and learns on windows of `window` steps, each from the memory before it (`agents.StateBuffer`).
-Episodes end anywhere. The same command resumes a stopped run and gives the same parameters as a
+Episodes may end at any step. The same command resumes a stopped run and gives the parameters of a
 run that was never stopped. The workdir gets checkpoints and the curve of returns, returns.png.
 
 The algorithm is PPO (Schulman et al. 2017) with GAE (Schulman et al. 2016), on GTrXL (Parisotto et
@@ -41,18 +41,18 @@ class Settings:
     """The settings of a run, which are also the flags of the command."""
 
     env: str = "MemoryChain-bsuite"
-    env_params: str = ""  # parameters of the environment, as memory_length=20,...
-    hide: str = ""  # numbers of entries of the observation that the agent does not see, as 1,3
+    env_params: str = ""  # parameters of the environment, such as memory_length=20,...
+    hide: str = ""  # indices of the observation's entries that the agent does not see, such as 1,3
     seed: int = 0
     updates: int = 15
     environments: int = 512
-    steps: int = 128  # of an update, in each environment
+    steps: int = 128  # steps of an update, in each environment
     window: int = 64  # steps of a training window, which divides `steps`
-    mem_len: int = 128  # 0: no memory, and no earlier step is seen
+    mem_len: int = 128  # with 0 there is no memory, and a step sees no earlier one
     epochs: int = 4
-    minibatches: int = 8  # of the environments, in an epoch
+    minibatches: int = 8  # groups of environments in an epoch
     learning_rate: float = 2e-4
-    anneal_updates: int = 152  # in which the learning rate falls to 0
+    anneal_updates: int = 152  # number of updates in which the learning rate falls to 0
     gamma: float = 0.99
     gae_lambda: float = 0.8
     clip: float = 0.2
@@ -80,16 +80,16 @@ class Settings:
 
 
 class World(NamedTuple):
-    """The environments: their states, what they show, first steps, and returns so far."""
+    """The environments: states, observations, whether an episode begins, and returns so far."""
 
     state: Any
     observation: jax.Array  # [B,O]
     begins: jax.Array  # bool [B]
-    returns: jax.Array  # [B], of the episode so far
+    returns: jax.Array  # [B], sum of the episode's rewards so far
 
 
 class Step(NamedTuple):
-    """A step of acting; stacked by ``scan`` [T,B], and then [B,T]."""
+    """A step of acting. ``scan`` stacks steps to [T,B]; learning swaps the axes to [B,T]."""
 
     observation: jax.Array
     begins: jax.Array
@@ -98,7 +98,7 @@ class Step(NamedTuple):
     value: jax.Array
     reward: jax.Array
     done: jax.Array
-    episode_return: jax.Array  # so far; of the whole episode where done
+    episode_return: jax.Array  # sum of rewards so far; where done, of the whole episode
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -106,7 +106,7 @@ class TrainState(flax.struct.PyTreeNode):
 
     step: jax.Array
     params: Any
-    opt_state: Any  # of the optimizer, the environments, and the mean return of each update
+    opt_state: Any  # states of optimizer and environments, and the mean return of each update
     mems: txl_jax.Memory  # the memory where the next rollout starts
     averages: dict[str, Any] = flax.struct.field(default_factory=dict)
 
@@ -132,14 +132,14 @@ class Choice:
         return -(jnp.exp(log_p) * log_p).sum(-1)
 
     def for_environment(self, action) -> jax.Array:
-        """Returns what the environment takes."""
+        """Returns the action in the form that the environment takes."""
         return action
 
 
 class Gaussian:
-    """The distribution of A numbers [...,A], by means and logarithms of deviations [...,2A].
+    """The normal distribution of A numbers [...,A], by means and log standard deviations [...,2A].
 
-    The environment gets -1 to 1 as its lowest to its highest action, and is never given more.
+    Numbers from -1 to 1 become the environment's lowest to highest action; others are clipped.
     """
 
     def __init__(self, space):
@@ -161,7 +161,7 @@ class Gaussian:
         return (jnp.split(x, 2, axis=-1)[1] + 0.5 * np.log(2 * np.pi * np.e)).sum(-1)
 
     def for_environment(self, action) -> jax.Array:
-        """Returns what the environment takes."""
+        """Returns the action in the form that the environment takes."""
         share = (jnp.clip(action, -1.0, 1.0) + 1.0) / 2.0
         return self._low + share * (self._high - self._low)
 
@@ -182,7 +182,7 @@ class Policy(nn.Module):
 
 
 class Environments:
-    """B environments of one kind, flat observations and automatic resets."""
+    """B environments of one kind, with flat observations and automatic resets."""
 
     def __init__(self, c: Settings):
         if c.env.startswith("Craftax"):
@@ -207,7 +207,7 @@ class Environments:
         jax.eval_shape(self.reset, jax.random.key(0))  # checks --hide before anything is compiled
 
     def _seen(self, observations) -> jax.Array:
-        if self._states is not None:  # the number of a state
+        if self._states is not None:  # an observation is the index of a state
             observations = jax.nn.one_hot(observations, self._states)
         flat = observations.reshape(self.rows, -1).astype(jnp.float32)
         entries = range(flat.shape[1])
@@ -225,8 +225,8 @@ class Environments:
     def step(self, key, world: World, action) -> tuple[World, jax.Array, jax.Array]:
         """Returns the environments after a step, rewards and episode returns, [B] each.
 
-        ``begins`` of the new world is true where the episode ended; the return counts there. A
-        time limit counts as an end: its value target is not that of the last observation.
+        ``begins`` of the new world is true where the episode ended; there the return is that of the
+        whole episode. A time limit counts as an end: nothing is bootstrapped from the last value.
         """
         keys = jax.random.split(key, self.rows)
         step = jax.vmap(self.env.step, in_axes=(0, 0, 0, None))
@@ -242,7 +242,7 @@ class Environments:
 
 
 class PPO:
-    """The programs of a run."""
+    """The functions of a run: acting, advantages, loss and update."""
 
     def __init__(self, c: Settings):
         self.c, self.world = c, Environments(c)
@@ -278,9 +278,9 @@ class PPO:
         return TrainState(jnp.zeros((), jnp.int32), params, others, mems)
 
     def rollout(self, params, world: World, mems, key):
-        """Acts, and returns the environments, the values [B] after the last step, and the steps.
+        """Acts; returns the environments, the values [B] after the last step, steps, and states.
 
-        Then come the states of the steps for the memory, [T,L,B,D].
+        The states [T,L,B,D] are those that memory keeps of the steps.
         """
 
         def act(actor, world: World):
@@ -322,7 +322,7 @@ class PPO:
         return jax.lax.scan(back, first, over_time, reverse=True)[1]
 
     def loss(self, params, mems, window: Step, advantage) -> jax.Array:
-        """Returns PPO's loss of windows [R,W] from the memory before them."""
+        """Returns PPO's loss on windows [R,W], given the memory before them."""
         c, actions = self.c, self.world.actions
         x = self.encoder.apply({"params": params["encoder"]}, window.observation)
         core = {"params": params["core"]}
@@ -409,7 +409,7 @@ def train(c: Settings, workdir: str, until: int | None = None) -> TrainState:
 
 
 def on_first_device(abstract):
-    """Returns shapes with the sharding that a restored state gets."""
+    """Returns shapes with a sharding on the first device, where a restored state is put."""
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     placed = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
     return jax.tree.map(placed, abstract)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # One machine with NVIDIA GPUs: a single process drives them all.
 #   launch/gpu_node.sh --config=configs/enwik8_24l.py --workdir=runs/enwik8_24l
-# Several such machines without a scheduler: the same command on each, NODE_RANK counting from 0,
-# COORDINATOR a free port of machine 0, the workdir on a file system that all of them see:
+# On several such machines without a scheduler, run the same command on each. NODE_RANK counts them
+# from 0, COORDINATOR is a free port of machine 0, and all machines must see the workdir:
 #   COORDINATOR=node0:12345 NUM_NODES=2 NODE_RANK=0 launch/gpu_node.sh --config=… --workdir=…
-# A GPU that does not start is an error that says why (JAX_PLATFORMS=cuda,cpu unless it is set).
-# TXL_DRY_RUN=1 prints the commands instead. Not run on several machines yet.
+# If a GPU does not start, the error says why (JAX_PLATFORMS is cuda,cpu unless it is set).
+# TXL_DRY_RUN=1 prints the commands without running them. Not run on several machines yet.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=launch/setup_env.sh

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes the environment, or brings it up to date, and runs nothing. Arguments are further extras.
+# Makes the environment, or brings it up to date, and runs no training. Arguments are more extras.
 #   launch/install.sh                       for this machine
 #   TXL_EXTRAS=cuda13 launch/install.sh     on a login node without a GPU, for the GPUs of the jobs
-# launch/setup_env.sh says how to steer it. TXL_DRY_RUN=1 prints the commands instead.
+# launch/setup_env.sh lists the variables that configure it. TXL_DRY_RUN=1 only prints the commands.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=launch/setup_env.sh

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The Triton kernels' arithmetic, by Triton's interpreter: no GPU is needed. Arguments go to pytest.
-#   launch/interpret.sh              the kernels against plain attention
-#   launch/interpret.sh -m slow -s   the same with kernels made wrong, and what finds each mistake
-# Has an environment of its own, .venv-interpret, with the versions of launch/constraints.txt and
+# Tests the Triton kernels in Triton's interpreter; no GPU is needed. Arguments go to pytest.
+#   launch/interpret.sh              compares the kernels with plain attention
+#   launch/interpret.sh -m slow -s   also makes mistakes in kernels, and prints what finds each one
+# Makes an environment of its own, .venv-interpret, with the versions of launch/constraints.txt and
 # those below. The interpreter works on arrays of PyTorch, which nothing else here needs.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # One machine, whatever it has: CPU, one GPU, many GPUs, or a TPU VM (TXL_EXTRAS=tpu).
 #   launch/local.sh --config=configs/quickstart.py --workdir=runs/quickstart
-# Makes the virtual environment on the first run; launch/setup_env.sh says how to steer that.
-# TXL_DRY_RUN=1 prints the commands instead.
+# Makes the virtual environment on the first run; launch/setup_env.sh lists the variables that
+# configure it. TXL_DRY_RUN=1 prints the commands without running them.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=launch/setup_env.sh

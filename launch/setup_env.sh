@@ -1,4 +1,4 @@
-# Makes the project's virtual environment, or finds it made. Sourced by the other scripts here.
+# Makes the project's virtual environment unless it exists. The other scripts here source this file.
 #
 #   PYTHON      the Python to make it with; unset: the first of python3, python3.14 … python3.11
 #               that is 3.11 or newer and can make virtual environments
@@ -6,10 +6,10 @@
 #   TXL_EXTRAS  optional dependencies, e.g. "cuda13" or "tpu"; unset: where `nvidia-smi -L` finds a
 #               GPU, "cuda13" or "cuda12" by its driver, else none; empty: none, even beside a GPU
 #   JAX_PLATFORMS  unset: a GPU or TPU that the extras are for must start, or the program ends
-#   TXL_DRY_RUN if not empty: every command is printed instead of run, here and in the others
+#   TXL_DRY_RUN if not empty: this script and the others print every command instead of running it
 #
-# Versions are those of launch/constraints.txt. What was installed, and from which files, is noted
-# in $TXL_VENV/txl-installed, so that a second run starts at once.
+# Versions are those of launch/constraints.txt. $TXL_VENV/txl-installed records the extras that were
+# installed and a hash of the files with their versions, so that a second run starts at once.
 # shellcheck shell=bash
 
 txl_run() { # txl_run COMMAND...: runs it; where TXL_DRY_RUN is set, prints it, quoted for a shell
@@ -55,7 +55,7 @@ txl_show_progress() { # shows what pip downloads: on a terminal in one line, els
   done
 }
 
-txl_find_python() { # prints the path of a Python that will do, or fails and says what was found
+txl_find_python() { # prints the path of a suitable Python, or fails and says what was found
   local candidates=(python3 python3.14 python3.13 python3.12 python3.11)
   local probe='import sys, ensurepip, venv; print("%d.%d" % sys.version_info[:2], sys.executable)'
   local name version path report=""
@@ -98,7 +98,7 @@ txl_cuda_extra() { # prints the extra for this machine's driver and GPUs, or fai
   printf 'cuda%s\n' "$newest"
 }
 
-txl_require() { # txl_require PLATFORM: JAX must start it; the program says why where it does not
+txl_require() { # txl_require PLATFORM: JAX must start it; if it does not, the program says why
   if [[ -z "${JAX_PLATFORMS+set}" ]]; then txl_run export "JAX_PLATFORMS=$1,cpu"; fi
 }
 
@@ -117,7 +117,7 @@ txl_name_env() { # txl_name_env ROOT: sets $TXL_VENV, $TXL_PYTHON, and the calle
   key="$(cat "$1/pyproject.toml" "$1/launch/constraints.txt" | cksum) $1"
 }
 
-txl_use_env() { # txl_use_env ROOT: $TXL_PYTHON is that of an environment for this GPU, made before
+txl_use_env() { # txl_use_env ROOT: sets $TXL_PYTHON; fails if no environment was made for this GPU
   local key stamp wanted=cuda13 word pattern made lacks=""
   txl_name_env "$1"
   if [[ -n "${TXL_DRY_RUN-}" ]]; then return; fi
@@ -140,7 +140,7 @@ txl_use_env() { # txl_use_env ROOT: $TXL_PYTHON is that of an environment for th
   return 1
 }
 
-txl_setup_env() { # txl_setup_env ROOT [EXTRA...]: afterwards $TXL_PYTHON is the environment's
+txl_setup_env() { # txl_setup_env ROOT [EXTRA...]: makes the environment; sets $TXL_PYTHON
   local root="$1" extras key others python stamp drop
   shift
   if [[ -z "${TXL_EXTRAS+set}" ]] && nvidia-smi -L >/dev/null 2>&1; then
@@ -161,7 +161,7 @@ txl_setup_env() { # txl_setup_env ROOT [EXTRA...]: afterwards $TXL_PYTHON is the
     printf 'Making %s with %s\n' "$TXL_VENV" "$python" >&2
     txl_run "$python" -m venv "$TXL_VENV"
   fi
-  # Other extras stay noted only if they came from these same files.
+  # Other extras stay recorded only if they were installed from these same files.
   others="$(grep -F "$key [" "$stamp" 2>/dev/null | grep -v "[[,]${drop:-none}[],]" || true)"
   txl_run rm -f "$stamp"
   if [[ -n "$drop" ]]; then # JAX takes one CUDA plugin

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Every check of the project: style, types, tests. Arguments go to pytest.
 #   launch/test.sh                      the default tests
-#   launch/test.sh -m integration       the expensive ones
-#   launch/test.sh -m slow              the slow ones
+#   launch/test.sh -m integration       the expensive tests
+#   launch/test.sh -m slow              the slow tests
 #   JAX_PLATFORMS=cuda launch/test.sh -m gpu
-# Makes the virtual environment on the first run; launch/setup_env.sh says how to steer that.
+# Makes the virtual environment on the first run; launch/setup_env.sh lists the variables that
+# configure it.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=launch/setup_env.sh

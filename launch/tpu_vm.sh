@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# A Cloud TPU VM or a pod of them, from your own machine, where gcloud is installed and signed in.
+# Runs on a Cloud TPU VM or a pod, from your own machine, where gcloud is installed and signed in.
 #   export TPU_NAME=txl ZONE=us-west4-a ACCELERATOR_TYPE=v5litepod-16
 #   export RUNTIME_VERSION=v2-alpha-tpuv5-lite   # v5p: v2-alpha-tpuv5; v6e: v2-alpha-tpuv6e
 #   launch/tpu_vm.sh create      TPU_FLAGS: more flags for gcloud, such as --spot
 #   launch/tpu_vm.sh setup       copies this folder to every worker and makes the environment there;
 #                                TPU_SETUP: a command for every worker, such as to mount storage
 #   launch/tpu_vm.sh run --config=configs/enwik8_24l.py --workdir=gs://BUCKET/enwik8_24l
-#   launch/tpu_vm.sh resume …    the arguments of run: makes a preempted TPU anew, then goes on
-#   launch/tpu_vm.sh stop        SIGTERM on every worker: saved, and run goes on from there
-#   launch/tpu_vm.sh delete      what is on the disks of the TPU is gone
+#   launch/tpu_vm.sh resume …    with the arguments of run: creates a preempted TPU again, then runs
+#   launch/tpu_vm.sh stop        sends SIGTERM to every worker: training is saved; run resumes it
+#   launch/tpu_vm.sh delete      deletes the TPU, and all that is on its disks
 # The workdir must outlive the TPU: a bucket, or storage that every worker mounts (Filestore, gcsfuse);
-# the disks of a preempted TPU are lost. Several slices that train together:
-# run with each TPU_NAME, and with MEGASCALE_NUM_SLICES, MEGASCALE_SLICE_ID (from 0) and
-# MEGASCALE_COORDINATOR_ADDRESS (the address of worker 0 of slice 0). Training goes on when this machine
+# the disks of a preempted TPU are lost. To train on several slices together, run this for each of
+# them, with its TPU_NAME, and with MEGASCALE_NUM_SLICES, MEGASCALE_SLICE_ID (from 0) and
+# MEGASCALE_COORDINATOR_ADDRESS (the address of worker 0 of slice 0). Training continues when this machine
 # is switched off; on each worker its output is in txl_jax.log. TXL_DRY_RUN=1 prints the commands
-# instead. Not run on a real TPU yet.
+# without running them. Not run on a real TPU yet.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=launch/setup_env.sh
@@ -51,7 +51,7 @@ create() {
   tpu create --accelerator-type="$ACCELERATOR_TYPE" --version="$RUNTIME_VERSION" ${TPU_FLAGS-}
 }
 
-setup() { # the images of today have Python 3.10, too old
+setup() { # installs Python 3.11 too, since the TPU images have 3.10, which is too old
   local archive="${TMPDIR:-/tmp}/txl_jax-$TPU_NAME.tar.gz"
   txl_run tar -czf "$archive" --exclude='./.venv*' --exclude=./runs -C "$root" .
   txl_run gcloud compute tpus tpu-vm scp "$archive" "$TPU_NAME:txl_jax.tar.gz" \
@@ -63,7 +63,7 @@ apt='sudo apt-get -qy -o DPkg::Lock::Timeout=600'; \$apt update; \
 cd txl_jax; source launch/setup_env.sh; TXL_EXTRAS=tpu,gcs txl_setup_env \"\$PWD\""
 }
 
-run() { # the process outlives the connection, over which its log is followed
+run() { # follows the log of the process, which continues when the connection ends
   local arguments
   printf -v arguments ' %q' "$@"
   on_all "cd txl_jax || exit; export TXL_LAUNCHED_BY='launch/tpu_vm.sh resume' TXL_ADDED=--distributed$slices; \
@@ -75,7 +75,7 @@ case "$command" in
   create | setup) "$command" ;;
   run) run "$@" ;;
   resume)
-    state="$(tpu describe --format='value(state)')" || state="" # no such TPU any more
+    state="$(tpu describe --format='value(state)')" || state="" # empty if the TPU no longer exists
     if [[ -n "${TXL_DRY_RUN-}" ]]; then printf '%s\n' "$state" && state=PREEMPTED; fi
     case "$state" in
       READY | PREEMPTED | TERMINATED | "") ;;

@@ -2,10 +2,12 @@
 
 
 def row_of(variant, rows):
-    """The row that ``ROW``, ``ROW-smoke`` or ``smoke`` names (none: the first), and if it is small.
+    """Returns the row that a variant names, and whether it is the small version of the row.
+
+    A variant is ``ROW``, ``ROW-smoke``, or ``smoke`` or nothing, which name the first row.
 
     Raises:
-      ValueError: there is no such row; names those there are.
+      ValueError: there is no such row; the message names all rows.
     """
     row, small = variant.removesuffix("smoke").removesuffix("-"), variant.endswith("smoke")
     row = row or next(iter(rows))

@@ -1,11 +1,11 @@
-"""The ``smoke`` variant of every recipe."""
+"""Makes the ``smoke`` variant of a recipe."""
 
 
 def smoke(config):
-    """The recipe in small, for a CPU and a text of a few hundred tokens: the same code runs.
+    """Returns a recipe made small for a CPU and a text of a few hundred tokens.
 
-    Sizes, lengths and steps shrink; what decides which code runs (attention, clusters,
-    projections, window, clamp, memory or context, optimizer) stays.
+    Sizes, lengths and steps shrink. Settings that decide which code runs (attention, clusters,
+    projections, window, clamp, memory or context, optimizer) stay the same.
     """
     model, train = config.model, config.train
     model.update({"n_layer": 2, "d_model": 64, "n_head": 2, "d_head": 32, "d_inner": 64})
