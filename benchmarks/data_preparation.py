@@ -1,19 +1,19 @@
-"""Seconds and memory to prepare and to stream corpora of the published sizes.
+"""Measures seconds and memory to prepare and to stream corpora of the published sizes.
 
     python -m benchmarks.data_preparation --folder=DIR [--scale=1.0] [--out=FILE.json] [--only=…]
 
-Makes synthetic files under DIR (3 GB at scale 1; they are used again if they are there), prepares
-each in a process of its own, and prints one line of JSON each, with its bar:
+Makes synthetic files under DIR (3 GB at scale 1; existing files are used again), prepares each in a
+process of its own, and prints one line of JSON for each, with its bar:
 
 | name | text | bar |
 |---|---|---|
 | bytes | 100 MB as enwik8, the authors' protocol | 30 s, 1 GiB |
 | words | 500 MB as WikiText-103: 267,735 words, Zipf | 8 min, 6 GiB |
 | sentences | 10M words of One Billion Word, its 793,471 symbols | none |
-| stream | the same, shuffled, batches of 224 x 32, with one seek | 1M tokens/s |
+| stream | these sentences, shuffled, batches of 224 x 32, with one seek | 1M tokens/s |
 
-Seconds are of the wall clock; the processor's stand beside them, for a machine that is shared.
-Peak memory is ``ru_maxrss`` of the process: memory-mapped files that were touched count too.
+Seconds are wall-clock time; the processor's time is given too, since a machine may be shared.
+Peak memory is ``ru_maxrss`` of the process, which includes the memory-mapped files that it touched.
 """
 
 import argparse
@@ -41,7 +41,7 @@ WT103_SYMBOLS, LM1B_SYMBOLS = 267_735, 793_471
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Make the files, measure each in a child process, print and write the figures."""
+    """Makes the files, measures each in a child process, prints and writes the figures."""
     flags = _flags(argv)
     folder = pathlib.Path(flags.folder)
     if flags.child:
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Where and when this runs."""
+    """Returns the machine, the date and the versions."""
     model = platform.processor()
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -72,26 +72,26 @@ def machine() -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------
-# What is measured, in a process of its own.
+# The measurements, each in a process of its own.
 
 
 def prepare_bytes(folder: pathlib.Path) -> dict[str, Any]:
-    """Prepares the byte file."""
+    """Prepares the byte file; returns the figures."""
     return _prepare("enwik8", folder / "enwik8", folder)
 
 
 def prepare_words(folder: pathlib.Path) -> dict[str, Any]:
-    """Prepares the word file."""
+    """Prepares the word file; returns the figures."""
     return _prepare("wt103", folder / "wt103", folder)
 
 
 def prepare_sentences(folder: pathlib.Path) -> dict[str, Any]:
-    """Prepares the sentences."""
+    """Prepares the sentences; returns the figures."""
     return _prepare("lm1b", folder / "lm1b", folder)
 
 
 def stream(folder: pathlib.Path) -> dict[str, Any]:
-    """Reads shuffled batches of the prepared sentences; the first and a far one by themselves."""
+    """Times shuffled batches of the prepared sentences; the first and a far one are timed alone."""
     from txl_jax.data.corpus import load_corpus
     from txl_jax.data.streams import shuffled_streams
 
@@ -106,7 +106,7 @@ def stream(folder: pathlib.Path) -> dict[str, Any]:
     n = sum(float(streams.at_step(step).weights.sum()) for step in range(steps))
     seconds = time.perf_counter() - began
     began = time.perf_counter()
-    streams.at_step(1_000_003)  # of an epoch that was not read
+    streams.at_step(1_000_003)  # a step of an epoch that was not read
     return {
         "seconds": seconds,
         "tokens": int(n),
@@ -148,7 +148,7 @@ def _in_a_child(name: str, flags: argparse.Namespace) -> dict[str, Any]:
     corpus = {"bytes": "enwik8", "words": "wt103", "sentences": "lm1b"}.get(name)
     if corpus is not None:
         for old in pathlib.Path(flags.folder).glob(f"cache-{corpus}/{corpus}-*"):
-            subprocess.run(["rm", "-r", str(old)], check=True)  # prepared before
+            subprocess.run(["rm", "-r", str(old)], check=True)  # an earlier result
     command = [sys.executable, "-m", "benchmarks.data_preparation", f"--folder={flags.folder}"]
     output = subprocess.run([*command, f"--child={name}"], stdout=subprocess.PIPE, check=True)
     found = json.loads(output.stdout)
@@ -162,7 +162,7 @@ def _in_a_child(name: str, flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_files(folder: pathlib.Path, scale: float) -> None:
-    """Writes the synthetic texts, unless they are there."""
+    """Writes the synthetic texts, unless they exist."""
     made = folder / f"made-{scale}"
     if made.exists():
         return
@@ -191,7 +191,7 @@ def _write(path: pathlib.Path, blocks: Any) -> None:
 
 
 def _bytes(draw: np.random.Generator, size: int) -> Iterator[bytes]:
-    """204 byte values and the newline, the frequent ones as frequent as in text."""
+    """Yields random bytes: 204 values and the newline, with frequencies like those of text."""
     values = np.array([10, *(v for v in range(32, 236))], np.uint8)
     shares = 1 / (np.arange(len(values)) + 3)
     for start in range(0, size, 1 << 22):
@@ -200,18 +200,18 @@ def _bytes(draw: np.random.Generator, size: int) -> Iterator[bytes]:
 
 
 def _word(rank: int) -> str:
-    """A word of its own for each rank; frequent ones are short."""
+    """Returns a different word for each rank; frequent words are short."""
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     text = ""
     rank += 1
     while rank:
         rank, letter = divmod(rank, 26)
         text += letters[letter]
-    return text + "ed"[: rank % 3]
+    return text
 
 
 def _words(draw: np.random.Generator, symbols: int, size: int, every: int) -> Iterator[bytes]:
-    """Lines of words by Zipf's law, each word at least once if the text is long enough."""
+    """Yields lines of words by Zipf's law, each word at least once if the text is long enough."""
     words = np.array([_word(i) for i in range(symbols)], object)
     shares = 1 / (np.arange(symbols) + 2.7)
     ends = np.cumsum(shares / shares.sum())

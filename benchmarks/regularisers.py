@@ -1,13 +1,13 @@
-"""What each kind of regularisation does to a small model of little text, seed by seed.
+"""Measures what each kind of regularisation does to a small model of little text, seed by seed.
 
     python -m benchmarks.regularisers --data=FOLDER --out=DIR [--tokens=100000] [--seeds=3]
 
-FOLDER has ptb.train.txt, ptb.valid.txt, ptb.test.txt; of the first, the lines that begin the text
-are used. A token is a character: of words, a hundred thousand are too few to learn anything from
-in the time. Every change below is made to the same plain model alone, over the same seeds side by
-side, and its validation loss is set beside the plain one's of the same seed. A model of this size
-is far from the recipe's: the results show whether a regulariser has an effect, not its gain at
-24M parameters. The test split is not read.
+FOLDER has ptb.train.txt, ptb.valid.txt, ptb.test.txt; of the training text, only the first lines
+are used. A token is a character, because a hundred thousand words are too few to learn anything
+from in the time. Each change below is made alone to the same plain model, with the same seeds side
+by side, and its validation loss is compared with the plain model's of the same seed. A model of
+this size is far from the recipe's: the results show whether a regulariser has an effect, not its
+gain at 24M parameters. Only the vocabulary is read from the test split.
 """
 
 import argparse
@@ -65,13 +65,16 @@ CHANGES: dict[str, dict[str, Any]] = {
         "validate.context_len": 70,
     },
 }
-"""Each against ``plain``. Means of the weights are kept in all of them, and compared within."""
+"""Changes of the plain model, by name. Every run also scores two averages of its weights."""
 TAUGHT = "taught by the plain ones"
-"""A student of all seeds of ``plain``, whose folders it needs."""
+"""One more change: distillation from all seeds of ``plain``, whose folders it needs."""
 
 
 def beginning(data: pathlib.Path, folder: pathlib.Path, tokens: int) -> pathlib.Path:
-    """A folder with the first lines of the training text, about so many tokens, and the rest."""
+    """Makes a folder with the first lines of the training text, about ``tokens`` characters.
+
+    The other splits are copied. Returns the folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     kept, count = [], 0
     for line in (data / "ptb.train.txt").read_text().splitlines(keepends=True):
@@ -86,7 +89,7 @@ def beginning(data: pathlib.Path, folder: pathlib.Path, tokens: int) -> pathlib.
 
 
 def trained(changes: dict[str, Any], corpus: Corpus, exp: ExperimentConfig, workdir: str) -> Any:
-    """Validation losses by name of the weights, a list over seeds each; nats."""
+    """Trains; returns validation losses in nats by kind of weights, each a list over seeds."""
     plan = build_plan(with_vocab(override(exp, changes), corpus), corpus, workdir)
     with locked_workdirs(plan):
         train(plan, PreemptionGuard())
@@ -100,14 +103,14 @@ def trained(changes: dict[str, Any], corpus: Corpus, exp: ExperimentConfig, work
 
 
 def against(new: list[float], old: list[float]) -> dict[str, Any]:
-    """How the bits per character of each seed changed, and mean and spread of that."""
+    """Returns the change of bits per character of each seed, and its mean and spread."""
     change = [(a - b) / math.log(2) for a, b in zip(new, old, strict=True)]
     spread = statistics.stdev(change) if len(change) > 1 else None
     return {"bpc": change, "mean": statistics.mean(change), "spread": spread}
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command."""
+    """Trains what has no row yet, writes the rows and prints them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", required=True, type=pathlib.Path)
     parser.add_argument("--out", required=True, type=pathlib.Path)
@@ -157,10 +160,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def line(name: str, row: dict[str, Any]) -> str:
-    """A row in words."""
+    """Returns a row as text."""
     bpc = " ".join(f"{loss / math.log(2):.4f}" for loss in row["losses"]["raw"])
     parts = [f"{name}: {bpc}"]
-    for key in ("against_plain", "tail_against_raw", "exponential_against_raw"):
+    for key in ("against_plain", "swa_against_raw", "ema_against_raw"):
         about = row[key]
         spread = "" if about["spread"] is None else f" (+- {about['spread']:.4f})"
         parts.append(f"{key} {about['mean']:+.4f}{spread}")
