@@ -159,6 +159,7 @@ class Sizes:
     rollout: int = 64  # steps of an update in each environment, and of a training window
     mem_len: int = 64
     points: int = 16  # number of points of a curve
+    value_clipping: int = 1  # 1: PPO clips how far a value moves in an update; 0: it does not
 
 
 class Agent:
@@ -177,8 +178,8 @@ class Agent:
         settings = PPOConfig(
             name=f"{task} {model}", num_envs=sizes.environments, num_eval_envs=1,
             num_steps=sizes.rollout, gamma=0.99, gae_lambda=0.95, num_minibatches=8,
-            update_epochs=4, normalize_advantage=True, clip_coef=0.2, clip_vloss=True,
-            ent_coef=0.01, vf_coef=0.5,
+            update_epochs=4, normalize_advantage=True, clip_coef=0.2, ent_coef=0.01,
+            vf_coef=0.5, clip_vloss=bool(sizes.value_clipping),
         )  # fmt: skip
         actor, critic = network(heads.Categorical(actions)), network(heads.VNetwork())
         self.ppo = PPO(settings, env, None, actor, critic, optimizer, optimizer)
@@ -236,7 +237,8 @@ class Rows:
         if not path.is_file():
             return None
         found = json.loads(path.read_text())
-        if found["sizes"] != dataclasses.asdict(self.sizes):
+        made_with = {"value_clipping": 1, **found["sizes"]}  # older rows do not have the key
+        if made_with != dataclasses.asdict(self.sizes):
             raise SystemExit(f"{path} has other sizes, {found['sizes']}: use another --out")
         return found
 
