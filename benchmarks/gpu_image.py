@@ -27,7 +27,7 @@ _IMPORTED = ("jax", "flax.linen", "optax", "orbax.checkpoint")
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Prints versions and devices, or what is wrong with them."""
+    """Prints versions, devices and what is wrong with them; exits with 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", help="JSON file to write")
     parser.add_argument("--smoke", action="store_true", help="a rehearsal on a CPU")

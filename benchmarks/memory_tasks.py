@@ -12,7 +12,7 @@ T-maze). No suite that runs here has an endless task in the sense of Memory Gym.
 A row is one run of a task, memory, learning rate and seed. A point of its curve is the mean return
 of the episodes that ended since the point before; its score is the mean over the last fifth of the
 points. Each rate of the grid is run with seed 0, and the best rate with the other seeds. A row is a
-JSON file that is written once, so the same command goes on where a stopped one was. No row starts
+JSON file that is written once, so the same command goes on where a stopped one ended. No row starts
 once ``--budget`` seconds have passed. Everything but the memory is the same: the encoder of
 observation, last action and last reward, the heads, and PPO's settings. In memorax, policy and
 value have a network each, and each network has a memory of its own.
@@ -251,7 +251,7 @@ class Rows:
         temporary.replace(self.path(*row))
 
     def best_rate(self, task: str, model: str) -> float | None:
-        """Returns the rate with the best score of seed 0, once the whole grid was run."""
+        """Returns the rate with the best score of seed 0, or None until the whole grid has run."""
         grid = [self.read(task, model, rate, self.seeds[0]) for rate in self.rates]
         if not all(grid):
             return None

@@ -119,7 +119,7 @@ def _model(folder: str, job: dict[str, Any]) -> Any:
 
 
 def _forward(model: Any, job: dict[str, Any]) -> Callable[..., tuple[Any, Any]]:
-    """Returns a forward pass: data, target and memory (``None`` at first) to loss and memory."""
+    """Returns a function that maps data, target and memory (or ``None``) to loss and memory."""
     forward = torch.compile(model) if job["form"] == "compile" else model
     if job["code"] == "nvidia":
         return forward

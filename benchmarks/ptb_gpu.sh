@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Trains a Penn Treebank candidate on one GPU, in calls of limited time that continue each other.
 #   benchmarks/ptb_gpu.sh CONFIG DATA WORKDIR OUT [SECONDS] [--config.KEY=VALUE ..]
-# CONFIG: configs/ptb.py or configs/ptb_authors.py. DATA: folder with ptb.train.txt and the others.
-# WORKDIR: a folder on the machine's own disk; the next call with it resumes from its last
-# checkpoint. OUT: folder for the curve, the settings, the scores, and at the end the weights
-# (bfloat16, pieces under 16 MiB). SECONDS: time after which the run saves and stops (default 560).
+# CONFIG: configs/ptb.py or configs/ptb_authors.py. DATA: folder with ptb.train.txt, ptb.valid.txt
+# and ptb.test.txt. WORKDIR: a folder on the machine's own disk; the next call with this folder
+# resumes from its last checkpoint. OUT: folder for the curve, the settings, the scores, and at the
+# end the weights (bfloat16, pieces under 16 MiB). SECONDS: the run saves and stops after this time
+# (default 560).
 # Candidates are scored on the validation split. TEST=1 also scores a finished candidate on the test
 # split, at temperature 1 and at the temperature that is best on validation; use it once, for the
 # chosen candidate. PYTHON: a Python with jax[cuda]. WHEELS=DIR: folder with the wheels of

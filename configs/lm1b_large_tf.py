@@ -5,9 +5,9 @@
 It differs from lm1b_large.py in these points. Each layer has its own u and v. Words whose embedding
 is as wide as the model are not projected. Initial values have a standard deviation of 0.005, and
 LayerNorm's epsilon is 1e-12. The learning rate falls from 1e-4 to 0.01 of it. Memory is emptied
-every 1,000 steps and not at an epoch's end (TF on TPUs). Two <S> stand between sentences, so each
-sentence adds a trivial target; the perplexity is over more targets and is lower for the same model,
-so it cannot be compared with that of lm1b_large.py.
+every 1,000 steps and not at an epoch's end, as in the TF code for TPUs. Two <S> stand between
+sentences, so each sentence adds a trivial target; the perplexity is over more targets and is lower
+for the same model, so it cannot be compared with that of lm1b_large.py.
 838.1M parameters.
 
 Score: test perplexity 21.8 (*paper*), here *not run*.

@@ -11,8 +11,8 @@ memory 1,600, TF's window, distances clamped at 1,000.
 
 Hardware: eight accelerators. On one A100 of 40 GB in half precision NVIDIA cuts the batch into 8
 parts (--config.train.micro_batches=8). NVIDIA reports 25,084 tokens/s for one A100 at batch 16, so
-54 hours for these 4.9e9 tokens. Here one H100 trains 132,400 tokens/s, 32 streams at a time
-(*measured*), so ten hours (*arithmetic*).
+these 4.9e9 tokens take 54 hours. Here one H100 trains 132,400 tokens/s, 32 streams at a time
+(*measured*), so they take ten hours (*arithmetic*).
 
 Dtype: bfloat16 (NVIDIA: float16) on TPUs, on GPUs from compute capability 8.0 and on CPUs with
 bfloat16 units, else float32.

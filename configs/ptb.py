@@ -5,10 +5,11 @@
 FOLDER has ptb.train.txt, ptb.valid.txt and ptb.test.txt, or is the published archive; without
 data.path the archive is downloaded. 23.5M parameters: 12 layers of width 400, each with its own
 projection of positions (the paper's attention). Memory is 80, and segment lengths are drawn around
-80; every stream begins each epoch at a random place (partial shuffling, Press 2019). Dropout is
-locked at every site, and L2 is in the gradient. After 200 epochs the mean of the weights of 50 more
-is kept, and an exponential mean of all; the model is the best on validation of the raw weights and
-the two means. An epoch is counted as 290 updates.
+80; every stream begins each epoch at a random place (partial shuffling, Press 2019). Dropout of
+states has one mask for all positions of a row ("locked"), and the L2 term is added to the gradient.
+The plain mean of the weights in the last 50 of 250 epochs is kept, and an exponential mean over all
+epochs; the model is the best on validation of the raw weights and the two means. An epoch is
+counted as 290 updates.
 
 Score: *not run*. The paper's 54.52 (*paper*) has no published recipe; configs/ptb_authors.py is the
 one that the authors released later. Seeds, validation and test perplexity at temperature 1 will be

@@ -5,10 +5,10 @@
 FOLDER has ptb.train.txt, ptb.valid.txt and ptb.test.txt, or is the published archive; without
 data.path the archive is downloaded. 24.0M parameters. There is no memory: each segment is run
 together with the 70 tokens before it. Segment lengths are drawn around 70, with learning rates in
-proportion to them. Dropout is locked at every site, an L2 term of 1.2e-6 is in the gradient, and
-embeddings have twice the rate. The rate falls to 1e-4 in 125 epochs; then come 50 epochs at half
-that rate, whose weights are averaged. An epoch is counted as 1,371 updates: with these lengths a
-pass takes 1,361 to 1,379 (20 seeds).
+proportion to them. Dropout of states has one mask for all positions of a row ("locked"), an L2 term
+of 1.2e-6 is added to the gradient, and embeddings have twice the learning rate. The rate falls to
+1e-4 in 125 epochs; then come 50 epochs at half that rate, whose weights are averaged. An epoch is
+counted as 1,371 updates: with these lengths a pass takes 1,361 to 1,379 (20 seeds).
 
 Scores (*recorded* by the release, four runs): validation perplexity 97.9 to 99.8 at epoch 15, 80.8
 to 81.2 at 30, 68.0 to 69.1 at 60, 63.0 to 63.8 at 90, 61.4 to 61.8 at 120, 59.5 to 60.1 at the end;

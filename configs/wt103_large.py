@@ -1,4 +1,4 @@
-"""WikiText-103, the large model of the paper's table 1: 18 layers, rare words embedded narrower.
+"""WikiText-103, the large model of the paper's table 1: 18 layers, narrow embeddings of rare words.
 
     python -m txl_jax.main --config=configs/wt103_large.py --workdir=runs/wt103_large
 

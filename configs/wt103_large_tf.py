@@ -4,7 +4,7 @@
 
 It differs from wt103_large.py in these points. Each layer has its own u and v, initial values have
 a standard deviation of 0.005, LayerNorm's epsilon is 1e-12, the learning rate falls to 0.01 of its
-peak, and memory is emptied every 1,000 steps and not at an epoch's end (TF on TPUs).
+peak, and memory is emptied every 1,000 steps and not at an epoch's end, as in the TF code for TPUs.
 285.2M parameters.
 
 Score: test perplexity 18.3 (*paper*), here *not run*.

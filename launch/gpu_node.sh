@@ -20,7 +20,7 @@ if [[ -n "${COORDINATOR-}${NUM_NODES-}${NODE_RANK-}" ]]; then
 fi
 txl_launched_by "$0"
 if [[ -z "${TXL_DRY_RUN-}" && -z "$(command -v nvidia-smi)" ]] || ! txl_run nvidia-smi -L; then
-  printf 'nvidia-smi finds no GPU here; launch/local.sh runs on what there is\n' >&2
+  printf 'nvidia-smi finds no GPU on this machine; launch/local.sh also runs on a CPU\n' >&2
   exit 1
 fi
 TXL_EXTRAS="${TXL_EXTRAS-$(txl_cuda_extra)}"

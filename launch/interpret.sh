@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests the Triton kernels in Triton's interpreter; no GPU is needed. Arguments go to pytest.
 #   launch/interpret.sh              compares the kernels with plain attention
-#   launch/interpret.sh -m slow -s   also makes mistakes in kernels, and prints what finds each one
+#   launch/interpret.sh -m slow -s   also puts faults into the kernels; prints which check finds each
 # Makes an environment of its own, .venv-interpret, with the versions of launch/constraints.txt and
 # those below. The interpreter works on arrays of PyTorch, which nothing else here needs.
 set -euo pipefail

@@ -29,7 +29,7 @@ if [[ "$command" == create || "$command" == resume ]]; then
 fi
 if [[ "$command" == run || "$command" == resume ]] &&
   [[ " $*" != *" --workdir=/"* && " $*" != *" --workdir=gs://"* ]]; then
-  printf -- '--workdir=gs://BUCKET/… or --workdir=/… is missing: storage that outlives the TPU\n' >&2
+  printf -- 'give --workdir=gs://BUCKET/… or --workdir=/…: storage that outlives the TPU\n' >&2
   exit 2
 fi
 slices=""
@@ -79,7 +79,10 @@ case "$command" in
     if [[ -n "${TXL_DRY_RUN-}" ]]; then printf '%s\n' "$state" && state=PREEMPTED; fi
     case "$state" in
       READY | PREEMPTED | TERMINATED | "") ;;
-      *) printf '%s is %s; wait, or start it\n' "$TPU_NAME" "$state" >&2 && exit 1 ;;
+      *)
+        printf 'TPU %s is %s; wait until it is READY, or start it\n' "$TPU_NAME" "$state" >&2
+        exit 1
+        ;;
     esac
     if [[ "$state" == *ED ]]; then tpu delete --quiet; fi
     if [[ "$state" != READY ]]; then

@@ -36,7 +36,7 @@ def model_and_variables(cfg, seed=0):
 
 
 def assert_close(got, want, what=""):
-    """Allows differences of 1e-5 times the largest magnitude, or 1e-5 if that is below 1."""
+    """Allows an error of 1e-5 times the largest magnitude, or 1e-5 if this magnitude is below 1."""
     bound = TOLERANCE * max(1.0, float(np.abs(want).max()))
     np.testing.assert_allclose(got, want, rtol=0, atol=bound, err_msg=what)
 
@@ -144,7 +144,7 @@ def test_another_model_or_another_number_of_rows_is_refused():
     model, variables = model_and_variables(CFG)
     mems = model.init_mems(B, 4)
     sequence_model = agents.SequenceModel(CFG, 4)
-    with pytest.raises(TypeError, match="has a TransformerXL as model, not SequenceModel"):
+    with pytest.raises(TypeError, match="model must be a TransformerXL, not SequenceModel"):
         agents.Actor.start(sequence_model, variables, mems)  # type: ignore[arg-type]
     actor = agents.Actor.start(model, variables, mems)
     inputs, begins = jnp.zeros((B, D)), jnp.zeros(B, bool)
@@ -269,7 +269,9 @@ def test_a_slot_with_too_few_slots_before_it_is_refused(before, told):
     message = re.escape(f"before{told}: must be from 3 (mem_len) to 9")
     with pytest.raises(ValueError, match=message):
         buffer.memory(3, before=before)
-    with pytest.raises(ValueError, match="mem_len = 20: the buffer has 9 slots"):
+    with pytest.raises(
+        ValueError, match="mem_len = 20: must be at most 9, the slots of this buffer"
+    ):
         buffer.memory(20)
 
 

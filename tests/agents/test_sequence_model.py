@@ -39,7 +39,7 @@ assert BEGINS[:, 1:].any()
 
 
 def assert_close(got, want):
-    """Allows for rounding: 1e-5 times the largest magnitude, or 1e-5 if that is below 1."""
+    """Allows an error of 1e-5 times the largest magnitude, or 1e-5 if this magnitude is below 1."""
     bound = 1e-5 * max(1.0, float(np.abs(want).max()))
     np.testing.assert_allclose(got, want, rtol=0, atol=bound)
 
@@ -283,7 +283,7 @@ def test_a_model_that_would_learn_other_outputs_than_it_acted_on_is_refused():
     with pytest.raises(ValueError, match="mem_len = 0: must be an integer of at least 1"):
         agents.SequenceModel(dataclasses.replace(CFG, same_length="pytorch"), 0)
     settings: Any = {"n_layer": 2}
-    with pytest.raises(TypeError, match=r"has a TransformerXLConfig as settings, not dict"):
+    with pytest.raises(TypeError, match=r"settings must be a TransformerXLConfig, not dict"):
         agents.SequenceModel(settings, M)
 
 

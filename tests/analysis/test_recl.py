@@ -32,9 +32,10 @@ def test_a_hand_worked_example():
     """With two tokens and r = 0.5, one token is hard: the one with the larger baseline loss."""
     ours = losses("ours", (1, 2), [[1.0, 3.0], [0.2, 2.0]])
     theirs = losses("theirs", (1, 2), [[2.0, 2.5], [1.0, 2.4]])
-    # c = 1: baseline (1.0, 2.5), hard: the second, f(1,1) = 2.5
+    # c = 1: baseline (1.0, 2.5), the second token is hard, f(1,1) = 2.5
     #        ours f(1,2) = min(2.5, 2.0), theirs f(1,2) = min(2.5, 2.4)
-    # c = 2: baseline (0.2, 2.0), hard: the second, f(2,2) = 2.0; back to 1: ours 3.0, theirs 2.5
+    # c = 2: baseline (0.2, 2.0), the second token is hard, f(2,2) = 2.0
+    #        then at c = 1: ours 3.0, theirs 2.5, both above f(2,2), so there is no gain
     of_ours, of_theirs = gains([ours, theirs], r=0.5)
     step = math.exp(2.5) - math.exp(2.0)
     np.testing.assert_allclose(of_ours.absolute, np.array([[0, step], [0, 0]]), atol=1e-6)
@@ -279,7 +280,7 @@ def test_losses_are_used_again_only_while_model_and_settings_are_the_same(
         (("ours",), {}, "has 'ours': recl.models must be NAME=WORKDIR"),
         (("=x",), {}, "must be NAME=WORKDIR"),
         (("a/b={runs}/ours",), {}, "must be NAME=WORKDIR"),
-        (("ours={runs}/none",), {}, "there is no config.json"),
+        (("ours={runs}/none",), {}, "the folder has no config.json"),
         (("ours={runs}/none.npz",), {}, "no such file"),
         (("m={runs}/ours", "m={runs}/shaw"), {}, "two models with the name m"),
         (("m={runs}/ours",), {"recl.longest": "6"}, "give 1 context lengths"),

@@ -48,7 +48,7 @@ def contents(folder):
 
 @pytest.fixture(scope="module")
 def claimed(tmp_path_factory):
-    """A folder with a text, its corpus and an experiment."""
+    """A folder with a text; and the corpus and the experiment that are made from the text."""
     folder = tmp_path_factory.mktemp("claim")
     return (folder, *tiny_runs.corpus_and_experiment(folder))
 
@@ -192,7 +192,7 @@ def test_training_in_an_exported_folder_is_refused(claimed, trained, tmp_path):
         assert str(caught.value) == (
             f"workdir={folder}: has an exported model (model.safetensors), and training would"
             " put a second one beside it. Name another workdir;"
-            f" train.start_from={folder} begins with its parameters"
+            f" train.start_from={folder} starts from the parameters of the exported model"
         )
     assert contents(folder) == before
 

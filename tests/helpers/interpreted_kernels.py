@@ -122,7 +122,7 @@ def assert_near(found, expected, tolerance):
 
 
 def expected(form, dtype="float32"):
-    """Plain attention and its gradients in float32, for the same inputs."""
+    """Plain attention and its gradients in float32, for the inputs of the kernels."""
     inputs = floats_as(made(form, dtype), jnp.float32)
     with jax.default_matmul_precision("highest"):
         return values_and_gradients(reference.attend, inputs)

@@ -59,7 +59,7 @@ def by_optimizer(params, gradients, c, place=lambda tree: tree):
 
 
 def spread(tree):
-    """Cuts every array over eight devices, along the first axis that they divide."""
+    """Cuts every array over eight devices, along the first axis whose size 8 divides, if any."""
     mesh = jax.make_mesh((8,), ("any",), (jax.sharding.AxisType.Auto,))
 
     def put(x):

@@ -1,4 +1,4 @@
-"""Segments of few tokens attend to unprojected states, with the results of projected ones."""
+"""Segments of few tokens attend to unprojected states, with the same results as projected ones."""
 
 import dataclasses
 import functools

@@ -237,7 +237,9 @@ def test_a_gpu_of_amd_falls_back_and_refuses_the_kernels_of_nvidia(platform, cap
     c = TransformerXLConfig(vocab_size=11, d_head=16, dtype="bfloat16")
     planned = planned_attention(c, 4, 128, 64, True, mesh)
     assert planned == choice.Choice("xla", "there is no fused kernel for a ROCm GPU")
-    with pytest.raises(choice.KernelError, match="is for a gpu and this runs on a ROCm GPU"):
+    with pytest.raises(
+        choice.KernelError, match="needs an NVIDIA GPU, but the program runs on a ROCm GPU"
+    ):
         choice.check_platform("triton", mesh)
 
 
@@ -337,7 +339,7 @@ def test_training_compiles_for_a_gpu_with_fused_attention(eight_gpus):
     assert train.compiler_flops is None
     assert train.memory.temp_size_in_bytes > 0
     assert train.collectives == ()
-    assert fused_calls(evaluate.calls) == 2 * layers  # which read the ring of a cache
+    assert fused_calls(evaluate.calls) == 2 * layers  # these read the ring of a cache
 
 
 @pytest.mark.integration
@@ -357,7 +359,7 @@ def test_a_generated_token_reads_each_matrix_and_the_cache_once():
     kernels, least = generated_token.token(exp, "h100:1x1x1")
     matrices = 2 * 2 * (4 * 256 * 256 + 2 * 256 * 1024)  # two bytes, two layers
     assert matrices < least < 1.3 * matrices
-    # The states of the token are moved too: less than a fifth.
+    # The activations of the token are moved too: less than a fifth of what must be read.
     assert least < sum(k.moved for k in kernels) < 1.2 * least
 
 

@@ -400,7 +400,7 @@ def _untie_r(model: Any) -> None:
 
 
 def _stream(case: Case, rng: np.random.Generator) -> np.ndarray:
-    """Random tokens int32 [E+3T+1, B]; inputs and targets of each segment are of all clusters."""
+    """Random tokens int32 [E+3T+1, B]; every segment's inputs and targets cover all clusters."""
     bounds = case.constructor["cutoffs"]
     rows = case.lengths["ext_len"] + N_SEGMENTS * case.lengths["tgt_len"] + 1
     while True:

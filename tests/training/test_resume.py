@@ -45,7 +45,7 @@ OPTAX = {
 }
 
 
-STOPS = (1, 3, 6, 9, 12, 15)  # a run is stopped at this query to its guard
+STOPS = (1, 3, 6, 9, 12, 15)  # the run is stopped at its guard's n-th query, for each n in turn
 DISPATCH = {"train.steps_per_dispatch": 2, "train.log_every": 4}
 
 
@@ -78,7 +78,7 @@ def test_stopped_at_any_step_and_resumed_is_bit_identical(tmp_path, changes, ask
 
 @pytest.mark.slow
 def test_sentences_train_over_epochs_and_resume_bit_identically(tmp_path):
-    """Three epochs of a small lm1b, stopped in the first and in the second."""
+    """The run has three epochs of a small lm1b, and is stopped in the first and the second."""
     changes = {
         "data.name": "lm1b",
         "data.path": str(lm1b(tmp_path)),
@@ -306,7 +306,7 @@ def test_a_signal_saves_and_exits_with_the_command_to_resume(killed_folder, sent
     arguments = (f"--config={config}", f"--workdir={workdir}")
     got, output = interrupt(sent, *arguments, when=lambda: (workdir / "checkpoints/25").is_dir())
     assert got == code, output
-    assert f"stopped by {sent.name}, saved; to resume:" in output
+    assert f"stopped by {sent.name}, and the state is saved; to resume:" in output
     assert f"  {sys.executable} -m txl_jax.main --config={config} --workdir={workdir}\n" in output
     assert (workdir / "loss.png").exists()
     resumed = call(*arguments)
@@ -327,7 +327,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_
     with pytest.raises(NonFiniteError) as caught:
         train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())
     assert str(caught.value) == (
-        "training loss is nan at step 5; stopped, checkpoint 4 is kept. Try a lower"
+        "training loss is nan at step 5; training stopped, and checkpoint 4 is kept. Try a lower"
         " optimizer.learning_rate, more optimizer.warmup_steps, or model.dtype float32"
     )
     with Checkpoints(str(tmp_path / "run")) as checkpoints:
@@ -338,7 +338,9 @@ def test_an_absurd_learning_rate_is_stopped_by_name(tmp_path):
     corpus, exp = corpus_and_experiment(
         tmp_path, **{"optimizer.learning_rate": 1e38, "optimizer.warmup_steps": 0}
     )
-    with pytest.raises(NonFiniteError, match=r"is (nan|inf) at step \d+; stopped, no checkpoint"):
+    with pytest.raises(
+        NonFiniteError, match=r"is (nan|inf) at step \d+; training stopped, and no checkpoint"
+    ):
         train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())
 
 
