@@ -75,7 +75,7 @@ class Settings:
                 raise SystemExit(f"{sizes[0]} must divide {sizes[1]}")
         if self.updates > self.anneal_updates:
             raise SystemExit(
-                f"--updates={self.updates} needs --anneal_updates={self.updates} or more"
+                f"--updates={self.updates} must be at most --anneal_updates={self.anneal_updates}"
             )
 
 
@@ -212,7 +212,7 @@ class Environments:
         flat = observations.reshape(self.rows, -1).astype(jnp.float32)
         entries = range(flat.shape[1])
         if not set(self._hidden) < set(entries):
-            raise SystemExit(f"--hide: give some of 0 to {len(entries) - 1}, and not all of them")
+            raise SystemExit(f"--hide: give numbers from 0 to {len(entries) - 1}, not all of them")
         return flat[:, [n for n in entries if n not in self._hidden]]
 
     def reset(self, key) -> World:

@@ -21,7 +21,7 @@ _ENDS = {
     b"\xff\xff\xff\xff": ".arrow",
 }
 """The suffix that a data file must have to be read as what it is, by its first bytes."""
-LFS = "a pointer of Git LFS to a file that  git lfs pull  gets"
+LFS = "a Git LFS pointer, which  git lfs pull  replaces with the file"
 _STARTS: dict[bytes, str] = {
     **{b"\x1f\x8b": "a gzip file", b"\xfd7zXZ\0": "an xz file"},
     **{b"]\0\0": "an LZMA file", b"version https://git-lfs.github.com/spec/": LFS},

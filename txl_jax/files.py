@@ -117,11 +117,12 @@ def check_encoding(data: bytes) -> None:
 def _not_utf8(data: bytes, at: int) -> str:
     byte = f"byte {at} is 0x{data[at]:02x}"
     if kind := not_text(data[:LOOKED_AT]):
-        return f"is {kind}, not text ({byte}); name a text"
+        return f"is {kind}, not text ({byte}); name a text file"
     if name := wide_encoding(data):
         return f"is {name} text without a byte order mark, not UTF-8 ({byte}); save it as UTF-8"
     if data[at] == 0:
-        return f"has a NUL character ({byte}), so it is no text; remove it, or name another file"
+        fix = "remove the character, or name another file"
+        return f"has a NUL character ({byte}), which no text has; {fix}"
     return f"is not UTF-8 text ({byte}); save it as UTF-8"
 
 
@@ -170,7 +171,7 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError(f"is nested more than {MAX_DEPTH} levels deep") from None
     if not isinstance(value, dict):
-        raise ValueError("holds no JSON object")
+        raise ValueError("is JSON, but not an object {...}")
     return value
 
 

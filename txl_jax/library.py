@@ -44,7 +44,7 @@ from txl_jax.progress import waiting_for
 from txl_jax.training.events import Logger
 from txl_jax.training.run import Stopped, score_own_text, train_and_evaluate
 
-_COMMAND = "it is for the command; here the text is an argument, and the result is returned"
+_COMMAND = "only the command uses it; give the text as the first argument, and use the result"
 """The reason why settings that name files are no arguments of the methods."""
 
 
@@ -319,7 +319,7 @@ def _interruptible() -> Iterator[None]:
     except Stopped as stopped:
         if stopped.signal != signal.SIGINT:
             signal.raise_signal(stopped.signal)
-        raise KeyboardInterrupt(f"{stopped}; call again to resume") from None
+        raise KeyboardInterrupt(f"{stopped}; call the function again to resume") from None
 
 
 @names_the_nearest()

@@ -149,7 +149,9 @@ def run() -> int:
         return 0
     for flag in (_CONFIG, _WORKDIR, _TOPOLOGY, _STEP, _COORDINATOR):
         if flag.value is not None and not flag.value.strip():
-            raise ConfigError(f"--{flag.name}=: a value is missing; give one, or no such flag")
+            raise ConfigError(
+                f"--{flag.name}=: a value is missing; give one, or leave the flag out"
+            )
     mode, config = _MODE.value, _CONFIG.value
     reads = ANALYSES[mode].reads if mode in ANALYSES else None
     if config and config.startswith("~"):
@@ -163,14 +165,16 @@ def run() -> int:
             what = "a run, or a new one for the files of this mode"
         raise ConfigError(f"--mode={mode} needs --workdir=DIR, the folder of {what}")
     if _TOPOLOGY.value is not None and mode != "compile":
-        raise ConfigError(f"--topology={truncate(_TOPOLOGY.value)}: is for --mode=compile")
+        why = "only --mode=compile reads this flag; leave the flag out, or give that mode"
+        raise ConfigError(f"--topology={truncate(_TOPOLOGY.value)}: {why}")
     exp, workdir = load_config(config, _overrides) if config else None, _workdir(config, mode)
 
     from txl_jax import modes  # slow imports, so only after the config is checked
-    from txl_jax.parallel import accelerators, compile_cache, processes
+    from txl_jax.parallel import accelerators, compile_cache, device_memory, processes
     from txl_jax.training.run import stored_experiment
 
     modes.set_up_output()
+    device_memory.use_most_memory()
     if exp is None and mode in ("train", "compile"):
         key = "train.start_from"
         begun = workdir_path(_overrides[key], f"config key {key}") if _overrides.get(key) else None

@@ -39,11 +39,11 @@ def address_fault(address: str) -> str | None:
     """Returns why an address cannot be used, as text that follows the address, or ``None``."""
     match = _ADDRESS.fullmatch(address)
     if match is None:
-        return "is not of the form gs://BUCKET/NAME/..., with a bucket's lowercase name"
+        return "must be gs://BUCKET/NAME/..., with the name of the bucket in lower case"
     if found := _REFUSED.search(match[2]):
-        return f"has the character {found[0]!r}, which names in a bucket must not have here"
+        return f"has the character {found[0]!r}, which some clients misread; use another name"
     if {".", ".."} & set(match[2].split("/")):
-        return "has the name '.' or '..'; write the whole address"
+        return "has '.' or '..' between slashes; write the whole address without them"
     if importlib.util.find_spec("gcsfs") is None:
         return "is in Google Cloud Storage, which needs a package: pip install 'txl_jax[gcs]'"
     return None
@@ -171,7 +171,7 @@ def store_fault(error: Exception) -> str | None:
     clients = ("aiohttp", "gcsfs", "google", "requests")
     if type(error).__module__.partition(".")[0] not in clients:
         return None
-    return f"Google Cloud Storage: {type(error).__name__}: {error}; start again to resume"
+    return f"Google Cloud Storage: {type(error).__name__}: {error}; run the command again"
 
 
 @functools.cache

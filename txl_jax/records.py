@@ -96,7 +96,8 @@ def read_counted(
 def skipped_lines(source: str | os.PathLike[str], count: int) -> str:
     """Returns a sentence about the lines that :func:`read_counted` skipped."""
     lines = "line was" if count == 1 else "lines were"
-    return f"{os.fsdecode(source)}: {count:,} damaged or foreign {lines} skipped"
+    why = "damaged, or no record of a run"
+    return f"{os.fsdecode(source)}: {count:,} {lines} skipped ({why})"
 
 
 def plain(value: Any) -> Any:

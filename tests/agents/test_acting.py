@@ -136,7 +136,7 @@ def test_without_a_window_acting_and_learning_differ_and_an_actor_is_refused():
 def test_a_form_without_memory_is_refused():
     cfg = tiny.config(**tiny.attention("absolute"))
     model = txl_jax.TransformerXL(cfg)
-    with pytest.raises(ConfigError, match=r"model\.attention = 'absolute': acting needs a form"):
+    with pytest.raises(ConfigError, match=r"model\.attention = 'absolute': acting needs a memory"):
         agents.Actor.start(model, tiny.variables(cfg), model.init_mems(B, 0))
 
 

@@ -276,7 +276,7 @@ def test_a_table_of_its_layers_can_be_printed():
 def test_a_model_that_would_learn_other_outputs_than_it_acted_on_is_refused():
     with pytest.raises(ConfigError, match=r"model\.same_length = False: acting and learning would"):
         agents.SequenceModel(dataclasses.replace(CFG, same_length=False), M)
-    with pytest.raises(ConfigError, match=r"model\.attention = 'absolute': acting needs a form"):
+    with pytest.raises(ConfigError, match=r"model\.attention = 'absolute': acting needs a memory"):
         agents.SequenceModel(tiny.config(**tiny.attention("absolute")), M)
     with pytest.raises(ValueError, match="mem_len = -1: must be an integer of at least 0"):
         agents.SequenceModel(CFG, -1)

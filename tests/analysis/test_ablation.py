@@ -202,16 +202,19 @@ def test_a_signal_to_one_training_stops_the_table(table, tmp_path, monkeypatch, 
     monkeypatch.setattr(ablation, "train_and_evaluate", stopped)
     assert modes.ablate(table, {}, str(tmp_path)) == code
     assert trained == [str(tmp_path / "memory")]
-    assert f"stopped by {sent.name}, saved; to resume:" in capsys.readouterr().err
+    assert f"stopped by {sent.name}, and the state is saved; to resume:" in capsys.readouterr().err
     assert not (tmp_path / "ablation.json").exists()
 
 
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        ({"ablation.rows": "memry"}, "there is no row 'memry'; rows: memory, none, table"),
+        (
+            {"ablation.rows": "memry"},
+            "ablation.rows: there is no row 'memry'; the rows are memory, none, table",
+        ),
         ({"ablation.workdirs": "none"}, "ablation.workdirs: 'none' must be ROW=WORKDIR"),
-        ({"ablation.lengths": "4,8"}, "ablation.lengths: 4 is less than a segment of evaluation"),
+        ({"ablation.lengths": "4,8"}, "ablation.lengths: 4 is less than evaluate.seg_len"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_training(table, tmp_path, overrides, text):

@@ -501,7 +501,7 @@ def test_attention_of_content_alone_has_no_terms(tmp_path):
             {"mem_len": 50},
             r"mem_len = 50: no segment of 4 tokens has so many preceding tokens in the text",
         ),
-        ({"mem_len": 20, "batch_size": 3}, r"50 tokens in 3 streams; use less memory"),
+        ({"mem_len": 20, "batch_size": 3}, r"50 tokens in 3 streams; lower attention.mem_len"),
     ],
 )
 def test_what_is_not_in_the_text_is_refused(settings, message):

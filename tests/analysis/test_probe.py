@@ -98,7 +98,7 @@ def test_a_text_that_cannot_be_drawn_is_refused_by_name(drawn, says):
 
 
 def test_a_path_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"data.path: probe is drawn"):
+    with pytest.raises(DataError, match=r"data.path: probe is generated"):
         txl_jax.load_corpus("probe", tmp_path)
 
 

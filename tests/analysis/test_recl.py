@@ -115,7 +115,9 @@ def test_a_file_without_losses_is_named(tmp_path, content):
         np.savez(path, contexts=np.array([1, 2]))
     else:
         path.write_bytes(content)
-    with pytest.raises(AnalysisError, match=r"other\.npz: must be an \.npz of name, contexts"):
+    with pytest.raises(
+        AnalysisError, match=r"other\.npz: must be an \.npz file with name, contexts"
+    ):
         Losses.load(path)
 
 
@@ -277,14 +279,18 @@ def test_losses_are_used_again_only_while_model_and_settings_are_the_same(
     ("models", "changes", "words"),
     [
         ((), {}, "recl.models is empty"),
-        (("ours",), {}, "has 'ours': recl.models must be NAME=WORKDIR"),
-        (("=x",), {}, "must be NAME=WORKDIR"),
-        (("a/b={runs}/ours",), {}, "must be NAME=WORKDIR"),
+        (("ours",), {}, "has 'ours'; give NAME=WORKDIR"),
+        (("=x",), {}, "give NAME=WORKDIR"),
+        (("a/b={runs}/ours",), {}, "give NAME=WORKDIR"),
         (("ours={runs}/none",), {}, "the folder has no config.json"),
         (("ours={runs}/none.npz",), {}, "no such file"),
         (("m={runs}/ours", "m={runs}/shaw"), {}, "two models with the name m"),
         (("m={runs}/ours",), {"recl.longest": "6"}, "give 1 context lengths"),
-        (("m={runs}/ours",), {"context.stride": "5"}, "stride of at most 4"),
+        (
+            ("m={runs}/ours",),
+            {"context.stride": "5"},
+            "context.stride=5: must be at most recl.delta=4",
+        ),
         (("m={runs}/ours",), {"recl.longest": "900"}, r"m \(.*ours\): a context of 900 tokens"),
     ],
 )

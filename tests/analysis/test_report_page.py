@@ -223,10 +223,12 @@ def test_damaged_and_foreign_files_are_left_out_and_named(run, tmp_path, capsys)
     (copy / "sample.txt").write_bytes(b"caf\xe9")
     write(copy)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].endswith("metrics.jsonl: 2 damaged or foreign lines were skipped")
-    assert lines[1].endswith("evaluations.jsonl: 3 damaged or foreign lines were skipped")
-    assert lines[2].endswith("context.json: is damaged, and is left out of the page")
-    assert lines[3].endswith("probe.json: is damaged, and is left out of the page")
+    assert lines[0].endswith("metrics.jsonl: 2 lines were skipped (damaged, or no record of a run)")
+    assert lines[1].endswith(
+        "evaluations.jsonl: 3 lines were skipped (damaged, or no record of a run)"
+    )
+    assert lines[2].endswith("context.json: the file is damaged, so the page leaves it out")
+    assert lines[3].endswith("probe.json: the file is damaged, so the page leaves it out")
     reader, text = parsed(copy / "report.html")
     assert reader.images == 1
     assert "test split, 4 streams" in text
@@ -239,7 +241,8 @@ def test_an_invalid_evaluation_is_left_out_and_named(run, tmp_path, capsys, valu
     shutil.copytree(run, copy)
     (copy / "evaluations.jsonl").write_bytes(value + b"\n")
     write(copy)
-    assert "evaluations.jsonl: 1 damaged or foreign line was skipped" in capsys.readouterr().err
+    said = "evaluations.jsonl: 1 line was skipped (damaged, or no record of a run)"
+    assert said in capsys.readouterr().err
     assert "test split" not in parsed(copy / "report.html")[1]
 
 
@@ -357,10 +360,12 @@ def test_every_value_on_the_page_is_escaped(run, tmp_path):
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, run):
-    with pytest.raises(WorkdirError, match=r"there is no config.json in it; name runs to compare"):
+    with pytest.raises(
+        WorkdirError, match=r"this folder has no config.json; give the runs to compare"
+    ):
         write(tmp_path)
     (tmp_path / "sweep.csv").write_text("")
-    with pytest.raises(WorkdirError, match=r"it is the folder of a sweep, whose sweep.csv lists"):
+    with pytest.raises(WorkdirError, match=r"its sweep.csv lists the runs of a sweep"):
         write(tmp_path)
-    with pytest.raises(WorkdirError, match=r"nope: there is no config.json in it; name the"):
+    with pytest.raises(WorkdirError, match=r"nope: this folder has no config.json; name the"):
         write(run, **{"report.workdirs": str(tmp_path / "nope")})

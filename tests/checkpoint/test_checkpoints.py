@@ -234,7 +234,7 @@ def test_saving_a_step_twice_is_an_error_not_a_silent_skip(folder):
     exp, state, _, _ = save_some(folder)
     with (
         Checkpoints(str(folder / "run"), exp.checkpoint) as again,
-        pytest.raises(CheckpointError, match="has a checkpoint of the same or a later step"),
+        pytest.raises(CheckpointError, match="there is a checkpoint of the same or a later step"),
     ):
         again.save(3, at_step(state, 3), {"config": exp.to_dict()}, None)
 

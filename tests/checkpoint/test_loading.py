@@ -200,7 +200,8 @@ def test_a_folder_with_a_typing_error_is_told_by_the_run_that_it_is_like(tmp_pat
 
 def test_what_is_nowhere_is_a_clear_error(hub, tmp_path, monkeypatch):
     with pytest.raises(
-        WorkdirError, match=r"me/no: .* from the Hub \(404 not found and a long story\)$"
+        WorkdirError,
+        match=r"me/no: .* from the Hugging Face Hub \(404 not found and a long story\)$",
     ):
         txl_jax.load("me/no")
     with pytest.raises(WorkdirError, match=r"runs/nothing: there is no such folder"):
@@ -236,7 +237,7 @@ def test_a_folder_of_another_format_is_refused(trained, tmp_path, version):
 def test_an_invalid_vocabulary_is_a_clear_error(trained, tmp_path):
     txl_jax.save(trained, str(tmp_path))
     (tmp_path / "vocab.json").write_text("{}")
-    with pytest.raises(DataError, match=r"vocab.json\) without kind and symbols"):
+    with pytest.raises(DataError, match=r"vocab.json\) has no kind and no symbols"):
         txl_jax.load(str(tmp_path))
 
 
@@ -262,6 +263,6 @@ def test_a_vocabulary_that_was_changed_afterwards_is_refused(trained, tmp_path, 
     else:
         stored["kind"] = "id"
     (folder / "vocab.json").write_text(json.dumps(stored))
-    why = "it has [0-9]+ symbols, and the model [0-9]+" if change == "shorter" else "its hash"
+    why = "it has [0-9]+ symbols, and the model has [0-9]+" if change == "shorter" else "its hash"
     with pytest.raises(DataError, match=rf"vocab\.json: was changed since .*: {why}.*; restore"):
         txl_jax.load(folder)

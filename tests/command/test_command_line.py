@@ -83,7 +83,7 @@ def test_a_run_ends_with_folder_files_and_commands_and_gets_more_steps_by_a_comm
 
     longer = call("--workdir=runs/a", "--config.train.steps=13", cwd=tmp_path)
     assert longer.returncode == 2
-    assert "its run has ended after its 12 steps" in longer.stderr
+    assert "the run in this folder has ended after 12 steps" in longer.stderr
     command = longer.stderr.rstrip().rpartition("in another folder: ")[2]
     done = run(["bash", "-c", command], tmp_path)
     assert done.returncode == 0, done.stderr

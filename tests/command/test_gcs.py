@@ -42,15 +42,15 @@ DROPOUT = {"model.dropout": 0.2}
 @pytest.mark.parametrize(
     ("address", "fault"),
     [
-        ("gs://", "is not of the form"),
-        ("gs:///run", "is not of the form"),
-        ("gs://Box/run", "is not of the form"),
-        ("gs://box//run", "is not of the form"),
+        ("gs://", "must be gs://BUCKET/NAME"),
+        ("gs:///run", "must be gs://BUCKET/NAME"),
+        ("gs://Box/run", "must be gs://BUCKET/NAME"),
+        ("gs://box//run", "must be gs://BUCKET/NAME"),
         ("gs://box/a*", "has the character '*'"),
         ("gs://box/a#1", "has the character '#'"),
         ("gs://box/a\\b", r"has the character '\\'"),
         ("gs://box/a\n", r"has the character '\n'"),
-        ("gs://box/a/../b", "has the name '.' or '..'"),
+        ("gs://box/a/../b", "has '.' or '..' between slashes; write"),
     ],
 )
 def test_an_address_that_cannot_work_is_refused_in_one_line(address, fault):
@@ -230,7 +230,7 @@ def test_a_damaged_checkpoint_in_a_bucket_is_moved_aside(tmp_path, place, capsys
     (array,) = paths.names(folder := f"{place}/checkpoints/{newest}/params/d")
     files.atomic_write(f"{folder}/{array}", b"other")
     assert train(exp, corpus, place, PreemptionGuard()).finished
-    assert f"moved aside to checkpoints/damaged-{newest}" in capsys.readouterr().out
+    assert f"renamed to checkpoints/damaged-{newest}" in capsys.readouterr().out
     assert f"damaged-{newest}" in paths.names(f"{place}/checkpoints")
     assert_same_run(tmp_path, tmp_path / "whole", place)
 

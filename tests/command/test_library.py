@@ -238,11 +238,11 @@ WRONG = [
     (TypeError, r"evaluate\(\) .* 'memlen'; the nearest is 'mem_len'$", "evaluate", {"memlen": 3}),
     (TypeError, r"score\(\) .* 'seq_len'; the nearest is 'seg_len'$", "score", {"seq_len": 3}),
     (ConfigError, r"generate.top_k = -1: must be at least 0", "generate", {"top_k": -1}),
-    (ConfigError, r"generate.length = 0: nothing is generated", "generate", {"length": 0}),
-    (ConfigError, r"no argument 'json': it is for the command", "generate", {"json": "x"}),
+    (ConfigError, r"generate.length = 0: no token is generated", "generate", {"length": 0}),
+    (ConfigError, r"no argument 'json': only the command uses it", "generate", {"json": "x"}),
     (
         ConfigError,
-        r"'path': it is for the command",
+        r"'path': only the command uses it",
         "score",
         {"text": "a", "path": "x"},
     ),
@@ -252,10 +252,10 @@ WRONG = [
     (DataError, r"text: has no token to score", "score", {"text": ""}),
     (DataError, r"ids\[1\] = 19: .* 0 to 18, .* 19 symbols", "score", {"text": np.array([0, 19])}),
     (DataError, r"ids\[0\] = -1: .* 0 to 18", "generate", {"prompt": np.array([-1])}),
-    (DataError, r"ids must be integers \[n\], not float64 \[1\]", "score", {"text": np.ones(1)}),
+    (DataError, r"ids must be 1-D integers, not float64", "score", {"text": np.ones(1)}),
     (
         DataError,
-        r"ids must be integers \[n\], not int64 \[1, 2\]",
+        r"ids must be 1-D integers, not int64 with 2 axes \[1, 2\]",
         "score",
         {"text": np.eye(1, 2, dtype=int)},
     ),
@@ -450,7 +450,9 @@ def test_an_interrupt_saves_the_state_and_the_same_call_resumes(tmp_path, monkey
             signal.raise_signal(sent)
 
     monkeypatch.setattr(Trainer, "step_done", interrupted)
-    with pytest.raises(KeyboardInterrupt, match=f"stopped by {sent.name}, saved; call again to"):
+    with pytest.raises(
+        KeyboardInterrupt, match=f"{sent.name}, and the state is saved; call the function again to"
+    ):
         txl_jax.train(exp, tmp_path / "run")
     assert signal.signal(sent, before) is handler
     assert taken == [sent] * (sent != signal.SIGINT), "other signals have their usual effect"

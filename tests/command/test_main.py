@@ -218,13 +218,14 @@ def refused(*arguments):
         ),
         (
             ["--config=my_text.py"],
-            "--config=my_text.py: there is no file 'my_text.py'; the recipe is --config=my_text",
+            "--config=my_text.py: there is no file 'my_text.py'; for the recipe give"
+            " --config=my_text",
         ),
         (
             [f"--config={QUICKSTART}", "--workdir=s3://b/r"],
             "--workdir = 's3://b/r': is a URL, and only local paths and gs:// addresses can be"
-            " used; copy or mount it, and name the local path (a local folder of this name is"
-            " ./s3:/...)",
+            " used; copy or mount the files, and name the local path (write ./s3:/... for a local"
+            " folder of this name)",
         ),
         (
             [f"--config={QUICKSTART}", "more"],
@@ -251,14 +252,15 @@ def test_settings_that_do_not_fit_the_data_are_refused_and_the_workdir_stays_fre
     )
     assert refused(*flags, "--config.train.mem_len=100000") == (
         "error: config key train.mem_len = 100000: a stream of the train split has only"
-        f" {size // 4} of its {size:,} tokens at train.batch_size 4; use a shorter memory, fewer"
-        " streams, or a text with 400,000 tokens or more in its train split"
+        f" {size // 4} of its {size:,} tokens at train.batch_size 4; use a shorter memory, a"
+        " lower train.batch_size, or a text with 400,000 tokens or more in its train split"
     )
     assert refused(*flags, "--config.model.vocab_size=5").endswith(
         " symbols; leave the key out to use these"
     )
     assert refused(*flags, "--config.mesh.data=3") == (
-        "error: config key mesh = data 3 x fsdp 1 x tensor 1 = 3: there are 1 devices"
+        "error: config key mesh = data 3 x fsdp 1 x tensor 1 = 3: must be at most 1, the number of"
+        " devices"
     )
     assert refused(*flags, "--config.generate.prompt=THE").startswith("error: generate.prompt: ")
     assert not (workdir / "config.json").exists()
@@ -519,7 +521,10 @@ def test_modes_on_a_workdir_without_a_model_say_what_to_do(tmp_path, trained):
         f"error: there is no checkpoint 7 in {workdir}/checkpoints, only "
     )
     shape = refused("--mode=generate", f"--workdir={workdir}", "--config.model.n_layer=3")
-    assert shape == "error: the workdir's model is of another shape: model.n_layer: 2 -> 3"
+    assert shape == (
+        "error: the model of the workdir has another shape: model.n_layer: 2 -> 3; leave these keys"
+        " out, or name another workdir"
+    )
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def _main(*arguments):
 
 @pytest.mark.parametrize("name", ["config", "workdir", "step", "topology", "coordinator"])
 def test_a_flag_without_a_value_is_refused(name, refused):
-    message = f"--{name}=: a value is missing; give one, or no such flag"
+    message = f"--{name}=: a value is missing; give one, or leave the flag out"
     for empty in ("", " "):
         assert refused(QUICKSTART, "--mode=evaluate", f"--{name}={empty}") == message
 
@@ -71,7 +71,7 @@ def test_a_setting_without_a_value_is_refused(refused):
     assert refused(QUICKSTART, "--config.train.steps=") == expected
     assert refused(QUICKSTART, "--config.train.steps") == expected
     assert refused(QUICKSTART, "--config.data.path=") == (
-        "config key data.path = '': a value is missing; give one, or none"
+        "config key data.path = '': a value is missing; give one, or the word none"
     )
 
 

@@ -125,7 +125,8 @@ def test_a_key_below_a_setting_of_the_file_is_refused(config_file):
 
 
 def test_a_section_cannot_be_a_value():
-    assert refusal(model=3) == "config key model = 3: is a section, not a value"
+    rule = "is a section of settings, not one setting; set model.NAME"
+    assert refusal(model=3) == f"config key model = 3: {rule}"
 
 
 # --------------------------------------------------------------------------------------
@@ -152,9 +153,9 @@ ATTENTION = (
         ("train.steps", " ", "' ': a value is missing; must be of type int"),
         ("model.pre_lnorm", "", "'': a value is missing; must be of type bool"),
         ("optimizer.name", "", "'': must name an update rule"),
-        ("model.d_embed", "", "'': a value is missing; give one, or none"),
-        ("data.path", "", "'': a value is missing; give one, or none"),
-        ("data.cache_dir", " ", "' ': a value is missing; give one, or none"),
+        ("model.d_embed", "", "'': a value is missing; give one, or the word none"),
+        ("data.path", "", "'': a value is missing; give one, or the word none"),
+        ("data.cache_dir", " ", "' ': a value is missing; give one, or the word none"),
         ("train.steps", "²", "'²': must be of type int"),
         ("train.steps", "٣", "'٣': must be of type int"),
         ("model.dropout", "٠.١", "'٠.١': must be of type float"),
@@ -164,12 +165,12 @@ ATTENTION = (
         (
             "sweep.grid.optimizer.name",
             "[adam,muon]",
-            "'[adam,muon]': is no list; write 1,2 or a,b or ['a', 'b']",
+            "'[adam,muon]': is not a complete list; write 1,2 or a,b or ['a', 'b']",
         ),
         (
             "sweep.grid.model.dropout",
             "[0.1,0.2",
-            "'[0.1,0.2': is no list; write 1,2 or a,b or ['a', 'b']",
+            "'[0.1,0.2': is not a complete list; write 1,2 or a,b or ['a', 'b']",
         ),
         ("train.steps", "{[]: 1}", "'{[]: 1}': must be of type int"),
         ("model.n_layer", {}, "{}: must be of type int"),
@@ -346,7 +347,7 @@ OUT_OF_RANGE = [
     ("train.seg_len", 0, "must be at least 1"),
     ("train.mem_len", -1, "must be at least 0"),
     ("train.context_len", -1, "must be at least 0"),
-    ("distil.teachers", ("",), "must not name an empty folder"),
+    ("distil.teachers", ("",), "must not have an empty path"),
     ("distil.weight", 0.0, "must be above 0 and at most 1"),
     ("distil.weight", 1.1, "must be above 0 and at most 1"),
     ("distil.words", 0, "must be at least 1"),
@@ -389,7 +390,8 @@ OUT_OF_RANGE = [
     ("context.max_tokens", -1, "must be at least 0"),
     ("context.batch_size", 0, "must be at least 1"),
     ("context.threshold", 1.0, "must be at least 0 and below 1"),
-    ("recl.shares", (0.5, 0.0), "must each be above 0 and at most 1"),
+    ("recl.shares", (0.5, 0.0), "must be one or more numbers above 0 and at most 1"),
+    ("recl.shares", (), "must be one or more numbers above 0 and at most 1"),
     ("recl.first", 0, "must be at least 1"),
     ("recl.delta", 0, "must be at least 1"),
     ("recl.longest", 1, "must be at least 2"),
@@ -499,7 +501,8 @@ def test_a_list_has_a_largest_number_of_items():
 def test_all_seeds_stay_below_2_to_the_32():
     build(seed=2**32 - 3, train__num_seeds=3, mesh__data=1)
     assert refusal(seed=2**32 - 2, train__num_seeds=3, mesh__data=1) == (
-        f"config key seed = {2**32 - 2}: with train.num_seeds 3 the last seed is above {2**32 - 1}"
+        f"config key seed = {2**32 - 2}: with train.num_seeds 3 the last seed is above {2**32 - 1};"
+        " use a smaller seed"
     )
 
 
@@ -555,7 +558,7 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
     [
         (
             {"train.batch_size": 8, "train.micro_batches": 3},
-            "train.micro_batches = 3: must divide batch_size 8",
+            "train.micro_batches = 3: must divide train.batch_size 8",
         ),
         (
             {"train.steps": 1001, "train.steps_per_dispatch": 2},
@@ -584,18 +587,18 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"model.same_length": "pytorch", "train.mem_len": 0},
-            "train.mem_len = 0: the window same_length='pytorch' (distance < M) needs a memory;"
-            " use 'tf'",
+            "train.mem_len = 0: same_length='pytorch' allows only distances below the memory"
+            " length, which is 0; use a longer memory, or same_length='tf'",
         ),
         (
             {"model.same_length": "pytorch", "validate.mem_len": 0},
-            "validate.mem_len = 0: the window same_length='pytorch' (distance < M) needs a"
-            " memory; use 'tf'",
+            "validate.mem_len = 0: same_length='pytorch' allows only distances below the memory"
+            " length, which is 0; use a longer memory, or same_length='tf'",
         ),
         (
             {"evaluate.same_length": "pytorch", "evaluate.mem_len": 0},
-            "evaluate.mem_len = 0: the window same_length='pytorch' (distance < M) needs a"
-            " memory; use 'tf'",
+            "evaluate.mem_len = 0: same_length='pytorch' allows only distances below the memory"
+            " length, which is 0; use a longer memory, or same_length='tf'",
         ),
         (
             {"data.url": "http://u"},
@@ -603,7 +606,7 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"data.url": "http://u", "data.hash": MD5, "data.name": "ptb"},
-            "data.url = 'http://u': is only for data.name='text'; other corpora have their own",
+            "data.url = 'http://u': is only for data.name='text', not 'ptb'; leave the key out",
         ),
         (
             {"data.url": "http://u", "data.hash": MD5, "data.path": "p"},
@@ -625,55 +628,58 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         (
             {"validate.warm_start": 8, "validate.context_len": 4},
             "validate.warm_start = 8: needs segments without context, and validate.context_len"
-            " is 4",
+            " is 4; set one of the two to 0",
         ),
         (
             {"validate.warm_start": 8, "validate.mem_len": 0},
-            "validate.warm_start = 8: is read into memory, and validate.mem_len is 0",
+            "validate.warm_start = 8: is read into memory, and validate.mem_len is 0; use a longer"
+            " memory",
         ),
         (
             {"evaluate.first_memory": "zeros", "evaluate.context_len": 8, "evaluate.mem_len": 4},
-            "evaluate.first_memory = 'zeros': has no effect with evaluate.context_len 8: use"
+            "evaluate.first_memory = 'zeros': has no effect with evaluate.context_len 8; use"
             " first_memory 'empty', or context_len 0",
         ),
         (
             {"evaluate.warm_start": 8, "evaluate.first_memory": "zeros"},
             "evaluate.warm_start = 8: starts from an empty memory, and evaluate.first_memory is"
-            " 'zeros'",
+            " 'zeros'; use first_memory 'empty'",
         ),
         (
             {"evaluate.context_len": 8, "evaluate.mem_len": 0, "evaluate.same_length": "tf"},
-            "evaluate.context_len = 8: is outside the window same_length='tf' (distance <= M ="
-            " 0); use False",
+            "evaluate.context_len = 8: same_length='tf' allows only distances up to the memory"
+            " length, which is 0; use same_length=False, or context_len 0",
         ),
         (
             {"model.same_length": "tf", "train.context_len": 8, "train.mem_len": 0},
-            "train.context_len = 8: is outside the window same_length='tf' (distance <= M = 0);"
-            " use False",
+            "train.context_len = 8: same_length='tf' allows only distances up to the memory"
+            " length, which is 0; use same_length=False, or context_len 0",
         ),
         (
             {**MEMORY_FREE, "train.mem_len": 4},
-            "train.mem_len = 4: attention 'absolute' has no memory: it must be 0; use context_len",
+            "train.mem_len = 4: must be 0, because attention 'absolute' has no memory; use"
+            " train.context_len instead",
         ),
         (
             {**MEMORY_FREE, "validate.mem_len": 4},
-            "validate.mem_len = 4: attention 'absolute' has no memory: it must be 0; use"
-            " context_len",
+            "validate.mem_len = 4: must be 0, because attention 'absolute' has no memory; use"
+            " validate.context_len instead",
         ),
         (
             {**PER_LAYER, "evaluate.mem_len": 4},
-            "evaluate.mem_len = 4: attention 'absolute_per_layer' has no memory: it must be 0; use"
-            " context_len",
+            "evaluate.mem_len = 4: must be 0, because attention 'absolute_per_layer' has no"
+            " memory; use evaluate.context_len instead",
         ),
         (
             {**PER_LAYER, "train.seg_len": 129},
-            "train.seg_len = 129: is up to 129 with context and drawn lengths, more than"
-            " model.n_positions 128",
+            "train.seg_len = 129: a segment with its context has up to 129 tokens, and"
+            " model.n_positions is 128; use shorter segments or more positions",
         ),
         (
             {**PER_LAYER, "train.seg_len": 120, "train.seg_len_std": 3.0},
-            "train.seg_len = 120: is up to 129 with context and drawn lengths, more than"
-            " model.n_positions 128",
+            "train.seg_len = 120: a segment with its context has up to 129 tokens"
+            " (train.seg_len_std), and model.n_positions is 128; use shorter segments or more"
+            " positions",
         ),
         (
             {"train.steps": 10, "average.swa_start": 10},
@@ -681,12 +687,12 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"average.swa_lr_ratio": 0.5},
-            "average.swa_lr_ratio = 0.5: sets the rate from average.swa_start on, which is 0"
-            " (never)",
+            "average.swa_lr_ratio = 0.5: is for the steps after average.swa_start, which is 0"
+            " (off); set average.swa_start too",
         ),
         (
             {"average.swa_start": 5, "average.swa_lr_ratio": 0.5},
-            "average.swa_lr_ratio = 0.5: multiplies the schedule's last rate, which is 0: set"
+            "average.swa_lr_ratio = 0.5: multiplies the schedule's last rate, which is 0; set"
             " optimizer.min_ratio",
         ),
         (
@@ -696,12 +702,13 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
                 "optimizer.min_ratio": 0.1,
                 "optimizer.warmup_steps": 6,
             },
-            "optimizer.warmup_steps = 6: is more than average.swa_start 5, where the schedule ends",
+            "optimizer.warmup_steps = 6: is more than average.swa_start 5, where the schedule ends;"
+            " use fewer steps",
         ),
         (
             {"loss.r_drop": 0.5, "model.sample_softmax": 9},
-            "loss.r_drop = 0.5: needs scores of all words, and model.sample_softmax 9 draws"
-            " some: use sample_softmax 0",
+            "loss.r_drop = 0.5: needs scores of all words, and model.sample_softmax 9 computes"
+            " only some; set model.sample_softmax to 0",
         ),
         (
             {"loss.past_decode": 0.1},
@@ -709,8 +716,8 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"loss.past_decode": 0.1, "model.past_decode": True, "model.sample_softmax": 9},
-            "loss.past_decode = 0.1: needs scores of all words, and model.sample_softmax 9 draws"
-            " some: use sample_softmax 0",
+            "loss.past_decode = 0.1: needs scores of all words, and model.sample_softmax 9 computes"
+            " only some; set model.sample_softmax to 0",
         ),
         (
             {"distil.teachers": ("runs/a",)},
@@ -723,7 +730,7 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
                 "model.sample_softmax": 9,
             },
             "distil.teachers = ('runs/a',): needs scores of all words, and model.sample_softmax"
-            " 9 draws some: use sample_softmax 0",
+            " 9 computes only some; set model.sample_softmax to 0",
         ),
         (
             {"data.name": "lm1b", "train.text_on_device": True},
@@ -733,7 +740,7 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         (
             {"evaluate.temperature": 1.1, "evaluate.dynamic.rule": "sgd"},
             "evaluate.temperature = 1.1: needs fixed parameters, and evaluate.dynamic.rule is"
-            " 'sgd'",
+            " 'sgd'; use temperature 1, or dynamic.rule 'none'",
         ),
         ({"average.use": "swa"}, "average.use = 'swa': needs average.swa_start above 0"),
         (
@@ -742,12 +749,13 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"train.num_seeds": 2, "mesh.tensor": 2},
-            "train.num_seeds = 2: is for one device, not mesh -1 x 1 x 2",
+            "train.num_seeds = 2: all seeds run on one device, not on a mesh of -1 x 1 x 2; set"
+            " mesh.data, mesh.fsdp and mesh.tensor to 1",
         ),
         (
             {"train.seg_len": 9, "train.seg_len_std": 1.0},
-            "train.seg_len_std = 1.0: needs train.seg_len of at least 10, not 9: some segments"
-            " have half of it",
+            "train.seg_len_std = 1.0: needs train.seg_len of at least 10, not 9, because some"
+            " segments have about half that length",
         ),
         (
             {"data.name": "lm1b", "train.seg_len_std": 1.0},
@@ -761,22 +769,23 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {**PER_LAYER, "validate.context_len": 1},
-            "validate.seg_len = 128: is up to 129 with context and drawn lengths, more than"
-            " model.n_positions 128",
+            "validate.seg_len = 128: a segment with its context has up to 129 tokens, and"
+            " model.n_positions is 128; use shorter segments or more positions",
         ),
         (
             {**PER_LAYER, "evaluate.seg_len": 64, "evaluate.context_len": 65},
-            "evaluate.seg_len = 64: is up to 129 with context and drawn lengths, more than"
-            " model.n_positions 128",
+            "evaluate.seg_len = 64: a segment with its context has up to 129 tokens, and"
+            " model.n_positions is 128; use shorter segments or more positions",
         ),
         (
             {**PER_LAYER, "model.n_positions": None},
-            "model.n_positions = None: attention 'absolute_per_layer' needs the length of its"
-            " position table",
+            "model.n_positions = None: must be the number of rows of the position table of"
+            " attention 'absolute_per_layer'",
         ),
         (
             {"model.attention": "shaw"},
-            "model.n_positions = None: attention 'shaw' needs the length of its position table",
+            "model.n_positions = None: must be the number of rows of the position table of"
+            " attention 'shaw'",
         ),
         (
             {**PER_LAYER, "model.d_head": 63},
@@ -788,7 +797,8 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"model.d_embed": 15, "model.div_val": 4, "model.cutoffs": (5, 20)},
-            "model.div_val = 4: leaves no width for the last of 3 clusters of d_embed 15",
+            "model.div_val = 4: leaves no width for the last of 3 clusters, because the first has"
+            " 15; use a smaller div_val or fewer cutoffs",
         ),
         (
             {"model.tie_projs": (False, True, True), "model.cutoffs": (5,)},
@@ -796,8 +806,8 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"model.final_norm": True},
-            "model.final_norm = True: needs pre_lnorm=True; without it the output is normalised"
-            " already",
+            "model.final_norm = True: needs model.pre_lnorm=True; with pre_lnorm=False the output"
+            " is normalised already",
         ),
         (
             {"model.gate_bias": 2.0},
@@ -805,29 +815,29 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"model.mixtures": 3, "model.cutoffs": (5,)},
-            "model.mixtures = 3: mixes softmaxes over all words, and model.cutoffs is (5,):"
-            " leave it out, or use mixtures 1",
+            "model.mixtures = 3: mixes softmaxes over all words, and model.cutoffs is (5,);"
+            " leave model.cutoffs out, or use mixtures 1",
         ),
         (
             {"model.mixtures": 3, "model.sample_softmax": 9},
-            "model.mixtures = 3: mixes softmaxes over all words, and model.sample_softmax is 9:"
-            " leave it out, or use mixtures 1",
+            "model.mixtures = 3: mixes softmaxes over all words, and model.sample_softmax is 9;"
+            " leave model.sample_softmax out, or use mixtures 1",
         ),
         (
             {"model.mixtures": 3, "model.d_embed": 256, "model.tie_projs": (True,)},
-            "model.mixtures = 3: has no output projection to tie, so model.tie_projs must be"
-            " (False,)",
+            "model.mixtures = 3: mixed softmaxes have no output projection to tie; set"
+            " model.tie_projs to (False,)",
         ),
         (
             {"model.dropout_latent": 0.1},
-            "model.dropout_latent = 0.1: is for mixed softmaxes, and model.mixtures is 1: use"
-            " more mixtures, or 0",
+            "model.dropout_latent = 0.1: is for mixed softmaxes, and model.mixtures is 1; use"
+            " more mixtures, or dropout_latent 0",
         ),
         *(
             (
                 {"model.past_decode": True, **more},
-                "model.past_decode = True: needs one table of all words: use no cutoffs and div_val"
-                " 1",
+                "model.past_decode = True: needs one embedding for all words; use no cutoffs and"
+                " div_val 1",
             )
             for more in ({"model.cutoffs": (5,)}, {"model.div_val": 2})
         ),
@@ -1076,7 +1086,7 @@ def test_a_variant_that_the_file_does_not_take_is_refused(config_file):
     path = config_file("return ml_collections.ConfigDict()")
     with pytest.raises(ConfigError) as error:
         load_config(path + ":smoke")
-    message = f"config={path}:smoke: there is no variant 'smoke'; the file has none"
+    message = f"config={path}:smoke: there is no variant 'smoke'; the file has no variants"
     assert str(error.value) == message
 
 
@@ -1177,7 +1187,7 @@ def test_long_values_and_keys_are_shortened(config_file):
 def test_an_override_whose_key_is_not_text_is_refused():
     with pytest.raises(ConfigError) as caught:
         override(ExperimentConfig(), {3: 4})  # type: ignore[dict-item]
-    assert str(caught.value) == "override 3: a key is text like 'train.steps'"
+    assert str(caught.value) == "override 3: a key must be text like 'train.steps'"
 
 
 def all_settings(cls=ExperimentConfig, prefix=""):
@@ -1279,8 +1289,8 @@ def test_a_record_of_an_earlier_version_is_refused_in_one_line(key):
     with pytest.raises(ConfigError) as error:
         from_record(record)
     assert str(error.value) == (
-        f"has the unknown setting {key!r}: the folder was written by an earlier version of txl_jax"
-        " and must be trained or exported again"
+        f"has the unknown setting {key!r}, so another version of txl_jax wrote this file; train or"
+        " export the model again with this version"
     )
 
 
@@ -1300,11 +1310,11 @@ def test_a_record_of_an_earlier_version_is_refused_in_one_line(key):
             lambda: dataclasses.replace(ExperimentConfig().train, seg_len=0),
             "train.seg_len = 0: must be at least 1",
         ),
-        (lambda: ExperimentConfig(train=3), "train = 3: is a section, not a value"),  # type: ignore[arg-type]
+        (lambda: ExperimentConfig(train=3), "train = 3: must be a TrainConfig, because"),  # type: ignore[arg-type]
         (lambda: ExperimentConfig(seed=-1), "seed = -1: must be at least 0"),
         (
             lambda: ExperimentConfig(train=TrainConfig(batch_size=8, micro_batches=3)),
-            "train.micro_batches = 3: must divide batch_size 8",
+            "train.micro_batches = 3: must divide train.batch_size 8",
         ),
         (
             lambda: dataclasses.replace(

@@ -182,10 +182,10 @@ def test_ties_of_projections_that_do_not_exist_have_no_effect():
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"attn_type": 7}, r"attn_type = 7 is not supported; supported: 0, 1, 2, 3"),
+        ({"attn_type": 7}, r"attn_type = 7 is not supported; there are 0, 1, 2, 3"),
         ({"impl": "fairseq"}, r"impl = 'fairseq'.*'kimiyoung', 'nvidia'"),
         ({"sample_softmax": 100, "cutoffs": [5]}, r"sample_softmax = 100"),
-        ({"d_moddel": 8}, r"not constructor arguments of the original: 'd_moddel'"),
+        ({"d_moddel": 8}, r"no constructor arguments of MemTransformerLM: 'd_moddel'; rem"),
         ({"n_layer": 0}, r"model\.n_layer = 0"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -206,7 +206,7 @@ def test_all_tensors_that_do_not_fit_are_named_in_one_error():
     del state["r_r_bias"]
     state["layers.1.pos_ff.CoreNet.0.bias"] = np.zeros(12)
     state["layers.0.dec_attn.o_net.weight"] = np.zeros((8, 7))
-    with pytest.raises(ModelFormatError, match="does not fit") as error:
+    with pytest.raises(ModelFormatError, match="do not fit") as error:
         params_from_pytorch(state, cfg)
     assert "r_r_bias [2, 4] is missing" in str(error.value)
     assert "layers.1.pos_ff.CoreNet.0.bias is not known" in str(error.value)
@@ -219,7 +219,7 @@ def test_all_tensors_that_do_not_fit_are_named_in_one_error():
 )
 def test_settings_that_the_other_programs_do_not_have_are_refused(key, value):
     cfg = dataclasses.replace(config_from_pytorch({**SHAPE, "pre_lnorm": True}), **{key: value})
-    with pytest.raises(ModelFormatError, match=rf"model\.{key} = {value!r}: the other code bases"):
+    with pytest.raises(ModelFormatError, match=rf"model\.{key} = {value!r}: the other programs"):
         params_from_pytorch({}, cfg)
 
 

@@ -122,7 +122,7 @@ def test_settings_become_a_configuration():
     ("settings", "message"),
     [
         ({"d_model": 8}, "are missing: 'n_head', 'n_layer', 'gating'"),
-        ({**SETTINGS, "depth": 3}, "these are not settings of transformerXL_PPO_JAX: 'depth'"),
+        ({**SETTINGS, "depth": 3}, "these are no settings of transformerXL_PPO_JAX: 'depth'"),
         ({**SETTINGS, "n_head": 3}, "n_head = 3 must divide d_model = 8"),
     ],
 )
@@ -135,7 +135,7 @@ def test_parameters_that_do_not_fit_are_refused_by_name():
     run = recorded("gated")
     wrong = {**run.params, "tf_layers_1/ln1/scale": np.zeros(7), "head/kernel": np.zeros(3)}
     del wrong["tf_layers_0/gate2/Dense_3/kernel"]
-    with pytest.raises(ModelFormatError, match="does not fit") as error:
+    with pytest.raises(ModelFormatError, match="do not fit") as error:
         params_from_ppo_jax(wrong, run.cfg)
     for part in (
         "tf_layers_1/ln1/scale is [7], expected [32]",

@@ -204,8 +204,8 @@ def test_huggingfaces_keys():
 @pytest.mark.parametrize(
     ("convert", "args", "message"),
     [
-        (config_from_tensorflow, {**TF, "attn_type": 1}, "not model flags .*'attn_type'"),
-        (config_from_tensorflow, SHAPE, "flags of the original are missing: 'n_token'"),
+        (config_from_tensorflow, {**TF, "attn_type": 1}, "no flags of the .*'attn_type'; remove"),
+        (config_from_tensorflow, SHAPE, "TensorFlow model are missing: 'n_token'"),
         (config_from_huggingface, {**HF, "attn_type": 1}, "attn_type = 1 is not supported"),
         (config_from_huggingface, SHAPE, "keys of config.json are missing: 'vocab_size'"),
     ],

@@ -145,7 +145,7 @@ def test_lengths_have_the_sum_of_the_position_table(lengths, written):
 @pytest.mark.parametrize(
     ("to", "changes", "message"),
     [
-        ("pytorch", {"gate": "gru"}, r"model\.gate = 'gru': the other code bases have no such"),
+        ("pytorch", {"gate": "gru"}, r"model\.gate = 'gru': the other programs have no such"),
         ("pytorch", {"mixtures": 2}, r"model\.mixtures = 2: the other"),
         (
             "pytorch",
@@ -163,7 +163,11 @@ def test_lengths_have_the_sum_of_the_position_table(lengths, written):
         ("nvidia", {"same_length": "pytorch"}, r"= 'pytorch': NVIDIA's code has False, 'tf' only"),
         ("nvidia", {"untie_r": True}, r"model\.untie_r = True: NVIDIA's code has False only"),
         ("pytorch", {"norm_epsilon": 1e-12}, r"model\.norm_epsilon = 1e-12: .* has 1e-05 only"),
-        ("pytorch", {"div_val": 2, "proj_same_dim": False}, r"model\.proj_same_dim = False: the"),
+        (
+            "pytorch",
+            {"div_val": 2, "proj_same_dim": False},
+            r"model\.proj_same_dim = False: with div_val above 1, the authors",
+        ),
         (
             "huggingface",
             {"attention": "absolute"},
@@ -263,7 +267,7 @@ def test_a_refused_model_and_a_folder_with_something_in_it_leave_all_as_it_is(wo
     with pytest.raises(ModelFormatError, match="mine: is not empty"):
         convert.save_as(txl_jax.load(workdir), tmp_path / "mine", to="pytorch")
     assert os.listdir(tmp_path / "mine") == ["notes.txt"]
-    with pytest.raises(ModelFormatError, match="to = 'keras' is not supported; supported: 'pyt"):
+    with pytest.raises(ModelFormatError, match="to = 'keras' is not supported; there are 'pyto"):
         convert.save_as(txl_jax.load(workdir), tmp_path / "out", to="keras")  # type: ignore[arg-type]
 
 

@@ -154,7 +154,7 @@ def test_enwik8_says_what_is_wrong(tmp_path):
     empty.mkdir()
     assert load(empty) == (
         f"enwik8: there is no enwik8 and no enwik8.zip and no train.txt and no train.txt.raw and"
-        f" no train.raw in {empty}"
+        f" no train.raw in {empty}; name one of these files, or its folder"
     )
     (empty / "train.txt").write_text("1 2")
     assert load(empty) == f"enwik8: {empty} has train.txt but no valid.txt"
@@ -200,7 +200,7 @@ def test_text8_that_is_not_in_symbols_is_refused(tmp_path):
     )
     (tmp_path / "text8").write_text("the café " * 30)
     message = refused(lambda: load_corpus("text8", tmp_path / "text8", cache_dir=tmp_path))
-    assert message.startswith("the text has the byte 195: a letter vocabulary has only a to z")
+    assert message.startswith("the text has the byte 195, and a letter vocabulary has ASCII")
 
 
 # --------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def test_published_files_with_other_counts_are_refused(tmp_path, monkeypatch):
     md5 = hashlib.md5(archive.read_bytes()).hexdigest()
     publish(monkeypatch, "wt2", counts={("tokens", "valid"): 4}, archive_md5=md5)
     message = refused(lambda: load_corpus("wt2", archive, cache_dir=tmp_path / "c"))
-    assert "has 3 tokens valid instead of 4, though its files are the published ones" in message
+    assert "has 3 tokens in valid instead of 4, though its files are the published ones" in message
     assert not list((tmp_path / "c").glob("wt2-*"))
 
 
@@ -386,7 +386,7 @@ def test_lm1b_is_a_lazy_sequence_over_a_memory_map(tmp_path):
     assert ids(corpus.train[1:3]) == ids(corpus.train)[1:3]
     assert [s.tolist() for s in corpus.train[::2]] == ids(corpus.train)[::2]
     assert len(corpus.train[3:1]) == 0
-    with pytest.raises(IndexError, match="sentence 4: there are 4"):
+    with pytest.raises(IndexError, match="sentence 4: there are 4 sentences"):
         corpus.train[4]
 
 
@@ -398,7 +398,7 @@ def test_lm1b_says_what_is_missing(tmp_path):
     assert message.startswith(f"lm1b: there is no 1b_word_vocab.txt in {folder} and none in")
     assert message.endswith(lm1b.VOCAB_URL)
     (folder / lm1b.VOCAB).write_text("<S>\n<UNK>\n\nthe\n")
-    assert load(folder) == f"{folder / lm1b.VOCAB}, line 3: has no symbol"
+    assert load(folder) == f"{folder / lm1b.VOCAB}, line 3: has no symbol; write one there"
     (folder / lm1b.VOCAB).write_text("<S>\nthe\n")
     message = load(folder)
     assert message == f"{folder / lm1b.VOCAB}: a sentence vocabulary must have the symbol <UNK>"
@@ -434,7 +434,7 @@ def test_a_raw_file_is_downloaded_once_and_checked(name, tmp_path, served, monke
     assert load().info["label"].endswith("published data (md5 checked)")
     (tmp_path / "c" / "downloads" / name / name).write_bytes(raw + b"more")
     assert refused(load).endswith(
-        f"delete the folder {tmp_path}/c/downloads/{name}, it will be downloaded again"
+        f"delete the folder {tmp_path}/c/downloads/{name}, and the next run downloads it again"
     )
 
 
@@ -446,7 +446,8 @@ def test_wikitext_is_downloaded_once_and_its_hash_is_enforced(tmp_path, served, 
     load = lambda: load_corpus("wt2", cache_dir=tmp_path / "c")
     known("0" * 32)
     assert refused(load) == (
-        f"{url}/w.zip: its md5 is {md5}, not {'0' * 32} as published; the download was deleted"
+        f"{url}/w.zip: its md5 is {md5}, and the published one is {'0' * 32}; the download was"
+        " deleted"
     )
     assert not files_in(tmp_path / "c")
     known(md5)
@@ -456,11 +457,10 @@ def test_wikitext_is_downloaded_once_and_its_hash_is_enforced(tmp_path, served, 
     damaged = tmp_path / "c" / "downloads" / "wt2" / "wiki.test.tokens"
     damaged.write_bytes(b" = = \n")
     message = refused(load)
-    assert message.startswith(f"{damaged}: its sha256 is ")
-    assert message.endswith(
-        f"as when it was downloaded; delete the folder {damaged.parent}, it will be downloaded"
-        " again"
-    )
+    fault = "has changed since it was downloaded (its sha256 is "
+    assert message.startswith(f"{damaged}: {fault}")
+    fix = f"delete the folder {damaged.parent}, and the next run downloads it again"
+    assert message.endswith(f"); {fix}")
 
 
 def test_lm1b_is_downloaded_with_its_vocabulary(tmp_path, served, monkeypatch):
@@ -480,24 +480,25 @@ def test_lm1b_is_downloaded_with_its_vocabulary(tmp_path, served, monkeypatch):
     (folder / lm1b.VOCAB).unlink()
     assert ids(load().valid) == ids(corpus.valid)
     (tmp_path / "c" / "downloads" / "lm1b-vocab" / lm1b.VOCAB).write_text(VOCAB + "more\n")
-    assert "as when it was downloaded" in refused(load)
+    assert "has changed since it was downloaded" in refused(load)
 
 
 @pytest.mark.parametrize(
-    ("name", "mode", "end"),
+    ("name", "mode", "fault"),
     [
-        ("../enwik8", stat.S_IFREG, "../enwik8 in it would be outside the destination"),
-        ("/tmp/enwik8", stat.S_IFREG, "/tmp/enwik8 in it would be outside the destination"),
-        ("a/enwik8", stat.S_IFLNK, "a/enwik8 in it is not a plain file"),
+        ("../enwik8", stat.S_IFREG, "would be unpacked outside of the folder"),
+        ("/tmp/enwik8", stat.S_IFREG, "would be unpacked outside of the folder"),
+        ("a/enwik8", stat.S_IFLNK, "is not a plain file"),
     ],
 )
-def test_an_unsafe_zip_is_refused(tmp_path, name, mode, end):
+def test_an_unsafe_zip_is_refused(tmp_path, name, mode, fault):
     with zipfile.ZipFile(tmp_path / "e.zip", "w") as whole:
         member = zipfile.ZipInfo(name)
         member.external_attr = (mode | 0o644) << 16
         whole.writestr(member, b"target")
     message = refused(lambda: load_corpus("enwik8", tmp_path / "e.zip", cache_dir=tmp_path / "c"))
-    assert message == f"{tmp_path / 'e.zip'}: {end}"
+    fix = "name another archive, or the folder of its files, in data.path"
+    assert message == f"{tmp_path / 'e.zip'}: the member {name} {fault}; {fix}"
     assert not files_in(tmp_path / "c")
 
 
@@ -543,6 +544,6 @@ def test_a_protocol_is_for_the_corpora_that_have_it(name, protocol, tmp_path):
     with pytest.raises(ConfigError) as caught:
         load_corpus(name, tmp_path, protocol=protocol)
     assert str(caught.value) == (
-        f"config key data.protocol = {protocol!r}: is not for data.name={name!r}; there are"
-        " 'enwik8' ('authors', 'bytes') and 'lm1b' ('authors', 'double')"
+        f"config key data.protocol = {protocol!r}: is no protocol of data.name={name!r};"
+        " 'enwik8' has 'authors' and 'bytes', 'lm1b' has 'authors' and 'double'"
     )

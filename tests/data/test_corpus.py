@@ -422,7 +422,7 @@ def test_damage_that_cannot_be_removed_is_an_error_with_the_folder_to_delete(
     monkeypatch.setattr(corpus_module, "remove_folder", read_only)
     assert refused(lambda: load_corpus("text", book, cache_dir=cache)) == (
         f"{folder / 'train.npy'} has {size - 1} bytes, not {size}: the prepared corpus is damaged."
-        f" Delete the folder {folder}; the next run prepares it again"
+        f" Delete the folder {folder}; the next run prepares the corpus again"
     )
 
 
@@ -479,8 +479,8 @@ def test_text_that_is_not_utf8_needs_bytes_and_says_that_it_has_them(tmp_path, c
     for kind in ("char", "word"):
         assert refused(lambda k=kind: load_corpus("text", path, vocab=k, cache_dir=tmp_path)) == (
             f"{path}, byte 400: not UTF-8 (invalid continuation byte); convert the text to UTF-8,"
-            " for example by  iconv -f CP1252 -t UTF-8 FILE > NEW, or use vocab='byte',"
-            " which takes any bytes"
+            " for example by  iconv -f CP1252 -t UTF-8 FILE > NEW, or use"
+            " data.vocab='byte' for any bytes"
         )
     for _ in range(2):  # the second time, the cache is read
         source.say_once.cache_clear()  # as in another process
@@ -520,7 +520,7 @@ def test_what_is_said_of_a_text_does_not_depend_on_the_cache(tmp_path, capsys):
     assert files.startswith(f"{tmp_path}: train = train.jsonl")
     assert sizes.endswith("256 symbols; held out from the end: 5% valid, 5% test")
     assert crlf.endswith(
-        "40 line ends are CRLF (Windows); \\r is a part of the text, also in prompts"
+        "40 line ends are CRLF (Windows); \\r is a part of the text, and prompts need it too"
     )
     assert short.endswith(
         "test split: documents of one token, which has no target, are left out: 1"
@@ -592,8 +592,8 @@ def test_utf_16_and_32_without_a_mark_are_refused_by_name(tmp_path, encoding, la
     )
     message = refused(lambda: corpus_from_config(settings))
     assert message.startswith(f"{folder / names[0]}, byte ")
-    assert f"; it looks like {WIDE[encoding]} without a byte order mark; convert" in message
-    assert "use vocab='byte'" in message
+    assert f"; the text looks like {WIDE[encoding]} without a byte order mark; convert" in message
+    assert "use data.vocab='byte'" in message
 
 
 def test_a_nul_character_is_in_no_text_but_may_be_among_bytes(tmp_path):
@@ -603,8 +603,8 @@ def test_a_nul_character_is_in_no_text_but_may_be_among_bytes(tmp_path):
     for kind in ("char", "word"):
         message = refused(lambda k=kind: load_corpus("text", path, vocab=k, cache_dir=tmp_path))
         assert message == (
-            f"{path}, byte {n}: the character U+0000 (NUL) is in no text; convert the text to"
-            " UTF-8, or use vocab='byte', which takes any bytes"
+            f"{path}, byte {n}: the character U+0000 (NUL), which no text has; convert the"
+            " text to UTF-8, or use data.vocab='byte' for any bytes"
         )
     path.write_bytes(bytes(range(256)) * 8)
     corpus = load_corpus("text", path, vocab="byte", cache_dir=tmp_path)
@@ -625,7 +625,7 @@ def test_text_is_read_with_its_line_ends_and_a_note_says_that_they_are_symbols(
         assert "note" not in told
         return
     assert text == "a cat\r\nsat\n" * 40
-    kept = "\\r is a part of the text, also in prompts"
+    kept = "\\r is a part of the text, and prompts need it too"
     assert told.splitlines()[-1] == f"note: {path}: 40 line ends are CRLF (Windows); {kept}"
     source.say_once.cache_clear()  # as in another process
     load_corpus("text", path, vocab=kind, cache_dir=tmp_path)
@@ -695,7 +695,7 @@ def test_impossible_settings_are_refused(book, tmp_path):
         return refused(lambda: load_corpus(*args, cache_dir=tmp_path, **more))
 
     assert message("stdlib", book) == (
-        "data.path: stdlib is the running Python's own; give no path"
+        "data.path: stdlib is the source code of the running Python; give no path"
     )
     assert message("text", book, hash="md5:" + "0" * 32) == (
         "data.hash: needs data.url, whose download it checks"

@@ -295,9 +295,9 @@ def test_each_file_of_a_folder_is_a_document(tmp_path):
         ([0, 5, 3], "start 2 is 3 after 5; starts must increase"),
         ([0, 3, 3], "start 2 is 3 after 3; starts must increase"),
         ([1, 5], "the first start is 1; it must be 0"),
-        ([0, 4, 5], "document 1 .token 4. has one token, at least 2"),
+        ([0, 4, 5], "document 1 .token 4. has one token, and needs at least 2"),
         ([0, 11], "document 1 .token 11. has one token"),
-        ([0, 12], "start 1 is 12, and there are 12 tokens"),
+        ([0, 12], "start 1 is 12, and there are only 12 tokens"),
         ([0.0, 5.0], "type float64; starts of documents must be 1-D integers"),
         ([[0, 5]], "must be 1-D integers"),
         ([], "must be 1-D integers"),
@@ -311,13 +311,13 @@ def test_unusable_starts_are_refused(starts, fault):
 def test_what_contradicts_documents_is_refused(tmp_path):
     path, _ = save_documents(tmp_path, (5, 5))
     given: Any = (
-        ({"document_separator": "0"}, "ids.starts.npy is there too"),
-        ({}, "has 2 documents, at least 3 are needed for 3 splits"),
+        ({"document_separator": "0"}, "ids.starts.npy gives the starts of documents too"),
+        ({}, "has 2 documents, and at least 3 are needed for 3 splits"),
     )
     for settings, fault in given:
         with pytest.raises(DataError, match=fault):
             load_corpus("tokens", path, **settings)
-    with pytest.raises(DataError, match="'x': is no id"):
+    with pytest.raises(DataError, match="'x': is no id and no symbol"):
         load_corpus("tokens", save(tmp_path / "y.npy", np.arange(90)), document_separator="x")
     refused: tuple[Any, ...] = (
         {"name": "ptb", "cross_documents": True},

@@ -88,7 +88,7 @@ KINDS = {
     "a bzip2 file": bz2.compress(b"text\n" * 99),
     "an xz file": lzma.compress(NOISE),
     "an LZMA file": lzma.compress(NOISE, lzma.FORMAT_ALONE),
-    "a pointer of Git LFS to a file that  git lfs pull  gets": (
+    "a Git LFS pointer, which  git lfs pull  replaces with the file": (
         b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
     ),
     "a 7-Zip archive": b"7z\xbc\xaf\x27\x1c" + NOISE,
@@ -199,7 +199,7 @@ def test_binary_data_after_text_is_not_advised_as_bytes(tmp_path):
     path = tmp_path / "x.txt"
     path.write_bytes(b"some text\n" * 20_000 + NOISE)
     message = refused(lambda: load_corpus("text", path, vocab="char", cache_dir=tmp_path / "c"))
-    assert message.endswith("it is binary data, not text")
+    assert message.endswith("this is binary data, not text")
 
 
 @pytest.mark.parametrize("name", ["enwik8", "text8", "ptb"])

@@ -1,6 +1,7 @@
 """Batches cut on the device equal batches sent to it; runs with either end in the same bits."""
 
 import dataclasses
+import types
 from typing import Any
 
 import jax
@@ -91,7 +92,8 @@ def test_a_run_ends_in_the_same_bits(tmp_path, changes):
 def test_several_processes_are_refused_before_any_work(tmp_path, monkeypatch):
     corpus, exp = corpus_and_experiment(tmp_path, **{"train.text_on_device": True})
     training_streams(exp, corpus)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    of = lambda process: types.SimpleNamespace(process_index=process)
+    monkeypatch.setattr(jax, "devices", lambda: [of(0), of(1)])
     with pytest.raises(ConfigError, match=r"train\.text_on_device: needs a single process"):
         training_streams(exp, corpus)
     sent = dataclasses.replace(exp, train=dataclasses.replace(exp.train, text_on_device=False))

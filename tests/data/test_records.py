@@ -289,7 +289,7 @@ def test_the_field_of_the_text_is_a_setting(tmp_path, form):
     message = refused(load)
     assert message.startswith(f"{tmp_path / form}")
     assert "has no field 'text', but " in message
-    assert "body; name the text's: data.field=NAME" in message
+    assert "body; name the field of the text: data.field=NAME" in message
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.tab", "x.psv"])
@@ -323,7 +323,8 @@ def test_json_of_another_name_is_not_trained_as_characters(tmp_path, form):
     }[form]
     (tmp_path / "x.ipynb").write_text(data, encoding="utf-8")
     load = lambda **options: load_corpus("text", tmp_path, cache_dir=tmp_path / "c", **options)
-    fault = "x.ipynb: is JSON; let its name end in .json, or to train these characters in .txt"
+    fault = "x.ipynb: is JSON; let its name end in .json, or in .txt to train on the characters"
+    fault += " as they are"
     assert refused(load).endswith(fault)
     assert len(load(vocab="byte").train) > len(data) * 0.8
 
@@ -351,8 +352,8 @@ def test_records_of_another_name_are_not_trained_as_characters(tmp_path, name):
         message = refused(lambda o=options: load(**o))
         end = end if end in COMPRESS else ""
         assert message == (
-            f"{shown}: has an object of JSON in each line; let its name end in .jsonl{end}, or to"
-            f" train these characters in .txt{end}"
+            f"{shown}: has an object of JSON in each line; let its name end in .jsonl{end}, or in"
+            f" .txt{end} to train on the characters as they are"
         )
     assert len(load(vocab="byte").train) > len(data) * 0.8
     (tmp_path / "x.txt").write_bytes(data)
@@ -425,28 +426,32 @@ BAD = {
         "has several lists of records, a, b; write each into a file of its own:  jq -c '.a[]'",
     ),
     "equal lists": ("x.json", b'{"a": [{"b": "a"}], "c": [{"b": "a"}]}', "of records, a, c; write"),
-    "array in lines": ("x.jsonl", b'[\n{"text": "a"}]', "let the name of one array end in .json"),
+    "array in lines": ("x.jsonl", b'[\n{"text": "a"}]', "if the file is one array let its name"),
     "mixed": ("x.json", b'[{"text": "a"}, "b"]', "record 2: is 'b', not an object"),
     "old Macintosh": ("x.csv", b"id,text\r1,ab\r", "x.csv: its line ends are CR, of old"),
     "no columns": ("x.csv", b"", "x.csv: line 1 is empty; write the names of the columns"),
-    "feather 1": ("x.feather", b"FEA1\0\0\0\0", "is a Feather table, not an Arrow table; write it"),
+    "feather 1": ("x.feather", b"FEA1\0\0\0\0", "is a Feather table, not an Arrow table; write"),
+    "swapped": ("x.arrow", parquet(SONGS), "not an Arrow table; let its name end in .parquet"),
     "not fetched": (
         "x.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n",
-        "is a pointer of Git LFS to a file that  git lfs pull  gets, not a Parquet table; name",
+        "is a Git LFS pointer, which  git lfs pull  replaces with the file, not a Parquet table;"
+        " name",
     ),
     "list of texts": ("x.json", b'{"a": ["b"]}', "record 1: has no field 'text', but a"),
     "array": ("x.json", b'[{"text": "a"}, {"text": 3}]', "record 2: 'text' is 3, not a text"),
     "open array": ("x.json", b'[{"text": "a"},', "is not JSON"),
     "few after sep=": (
-        "x.csv", b"sep=;\nid;text\n1;ab\n2\n", "line 4: has 1 values, and line 2 names 2 columns",
+        "x.csv", b"sep=;\nid;text\n1;ab\n2\n", "line 4: has 1 value, and line 2 names 2 columns",
     ),
     "no field after sep=": ("x.csv", b"sep=,\nid,body\n", "line 2 (of column names): has no"),
-    "few": ("x.csv", b"id,text\n1,ab\n2\n", "line 3: has 1 values, and line 1 names 2 columns"),
+    "few": ("x.csv", b"id,text\n1,ab\n2\n", "line 3: has 1 value, and line 1 names 2 columns"),
     "many": ("x.csv", b"id,text\n1,a, b\n", "line 2: has 3 values, and line 1 names 2 columns"),
     "quote": ("x.csv", b'id,text\n1,"a "b" c"\n', "line 2: is not CSV"),
     "open quote": ("x.csv", b'id,text\n1,"ab\n', "line 2: is not CSV (unexpected end of data)"),
-    "capital": ("x.csv", b"Nr;Text\n1;ab\n", "but Nr, Text; name the text's: data.field=Text"),
-    "near": ("x.jsonl", b'{"id": 1, "texts": "ab"}\n', "name the text's: data.field=texts"),
+    "capital": (
+        "x.csv", b"Nr;Text\n1;ab\n", "but Nr, Text; name the field of the text: data.field=Text",
+    ),
+    "near": ("x.jsonl", b'{"id": 1, "texts": "ab"}\n', "field of the text: data.field=texts"),
     "colons": ("x.csv", b"id:text\n1:ab\n", "(of column names): has no field 'text', but id:text"),
     "twice": ("x.csv", b"text,text\na,b\n", "line 1 (of column names): names 'text' twice; give"),
     "twice in a table": (
@@ -481,7 +486,7 @@ def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path, form
     path = tmp_path / form
     path.write_bytes(b'text\n"' + b"a" * 5000)
     message = refused(lambda: load_corpus("text", path, cache_dir=tmp_path / "c"))
-    assert "not JSON" in message or "line 2: has more than 1,000 bytes; divide it" in message
+    assert "not JSON" in message or "line 2: has more than 1,000 bytes; divide the" in message
     path.write_bytes(b'text\n"' + b"aaaaaaaa\n" * 5000)
     message = refused(lambda: load_corpus("text", path, cache_dir=tmp_path / "c"))
     assert "not JSON" in message or "is not CSV (field larger than field limit" in message
@@ -493,9 +498,7 @@ def test_settings_that_contradict_records_are_refused(tmp_path):
     (tmp_path / "y").mkdir()
     (tmp_path / "y" / "y.txt").write_bytes(TEXT)
     load = functools.partial(load_corpus, "text", cache_dir=tmp_path / "c")
-    assert "has its documents; leave this out" in refused(
-        lambda: load(tmp_path, document_files=True)
-    )
+    assert "each record of" in refused(lambda: load(tmp_path, document_files=True))
     assert "is for records (.jsonl, " in refused(lambda: load(tmp_path / "y", field="body"))
 
 

@@ -222,7 +222,7 @@ def test_a_slice_of_sentences_is_read_as_these_sentences():
     [
         (
             {"batch_size": 5},
-            "batch_size = 5: lm1b has 4 sentences, at least one is needed for each stream; use a"
+            "batch_size = 5: lm1b has 4 sentences, and each stream needs at least one; use a"
             " smaller batch or more text",
         ),
         ({"batch_size": 0}, "batch_size = 0: must be at least 1"),
@@ -230,12 +230,12 @@ def test_a_slice_of_sentences_is_read_as_these_sentences():
         ({"context_len": -1}, "context_len = -1: must be at least 0"),
         (
             {"drop_remainder": True, "seg_len": 50},
-            "batch_size = 2: lm1b does not fill one segment of 50 in every stream"
+            "batch_size = 2: lm1b does not fill one segment of 50 tokens in every stream"
             " (drop_remainder); use a smaller batch or a shorter segment",
         ),
         (
             {"vocab_size": 9},
-            "lm1b[8] = 9: a token id must be from 0 to 8, the vocabulary has 9 symbols",
+            "lm1b[8] = 9: a token id must be from 0 to 8, because the vocabulary has 9 symbols",
         ),
     ],
 )
@@ -248,7 +248,7 @@ def test_what_cannot_work_is_refused(arguments, message):
 
 @pytest.mark.parametrize("index", [-1, 5])
 def test_there_is_no_segment_outside_of_the_pass(index):
-    with pytest.raises(IndexError, match=f"segment {index}: there are 5, counted from 0"):
+    with pytest.raises(IndexError, match=f"segment {index}: there are 5 segments, counted from 0"):
         streams_of(sentences_of([4] * 4), 2, 2).segment(index)
 
 

@@ -101,7 +101,8 @@ def test_ptb_archives_with_other_text_are_kept_apart(tmp_path):
 def test_an_archive_that_would_write_outside_is_refused(tmp_path):
     archive = ptb_archive(tmp_path / "evil.tgz", inside="../../ptb.{}.txt")
     message = refused(lambda: find_ptb(str(archive), tmp_path / "a" / "b" / "cache"))
-    assert message == f"{archive}: ../../ptb.train.txt in it would be outside the destination"
+    fault = "the member ../../ptb.train.txt would be unpacked outside of the folder"
+    assert message.startswith(f"{archive}: {fault}; name another archive, or the folder of its")
     assert not list(tmp_path.rglob("ptb.*.txt"))
 
 
@@ -112,7 +113,7 @@ def test_an_archive_with_a_link_for_a_file_is_refused(tmp_path):
         member.type, member.linkname = tarfile.SYMTYPE, "other.txt"
         tar.addfile(member)
     message = refused(lambda: find_ptb(str(tmp_path / "link.tgz"), tmp_path / "cache"))
-    assert message.endswith("data/ptb.train.txt in it is not a plain file")
+    assert "data/ptb.train.txt is not a plain file; name another archive" in message
 
 
 TEXTS = {n: random.Random(n).choices(range(97, 101), k=3000) for n in ("a.txt", "b.txt")}
@@ -178,7 +179,7 @@ def test_a_damaged_archive_is_refused_with_what_to_do(tmp_path):
     start = f"{tmp_path / 'a'}: cannot be unpacked ("
     for kind, change, reason in (
         ("zip", lambda content: content[:-50], "File is not a zip file"),
-        ("", lambda content: content[:100], "it is damaged, or neither a tar nor a zip archive"),
+        ("", lambda content: content[:100], "it is damaged, or is neither a tar nor a zip archive"),
         ("", second_header, "a header in it is damaged"),
         ("gz", lambda content: content[:-9],
          "Compressed file ended before the end-of-stream marker was reached"),
@@ -199,7 +200,8 @@ def test_ptb_says_what_is_missing(tmp_path):
     empty.mkdir()
     assert refused(lambda: find_ptb(str(empty), tmp_path)) == (
         "ptb: there is no simple-examples.tgz and no ptb.train.txt and no train.txt in"
-        f" {empty}, nor in its folders data and simple-examples/data"
+        f" {empty}, nor in its folders data and simple-examples/data; name one of these files, or"
+        " its folder"
     )
     archive = write_archive(tmp_path / "a.tgz", {"data/ptb.train.txt": b"a\n"})
     assert refused(lambda: find_ptb(str(archive), tmp_path)) == (
@@ -230,7 +232,9 @@ def test_ptb_is_downloaded_once_and_its_hashes_are_enforced(tmp_path, served, mo
     assert find_ptb(None, cache).published
     (cache / "downloads" / "ptb" / "ptb.test.txt").write_bytes(b" a cat \n")
     message = refused(lambda: find_ptb(None, cache).hash())
-    assert message.endswith(f"delete the folder {cache}/downloads/ptb, it will be downloaded again")
+    assert message.endswith(
+        f"delete the folder {cache}/downloads/ptb, and the next run downloads it again"
+    )
 
 
 # --------------------------------------------------------------------------------------
@@ -293,19 +297,22 @@ def test_text_says_what_is_missing(tmp_path):
         f"data.path = '{wrong}': there is no such file or folder; the nearest is"
         f" '{tmp_path / 'empty'}'"
     )
-    hub = "save a dataset of the Hub, load_dataset(NAME).save_to_disk(FOLDER), and name FOLDER"
+    hub = (
+        "for a dataset of the Hugging Face Hub run load_dataset(NAME).save_to_disk(FOLDER), and"
+        " name FOLDER"
+    )
     assert refused(lambda: find_text("owner/name")) == (
         f"data.path = 'owner/name': there is no such file or folder; {hub}"
     )
     for address in ("hf://datasets/owner/name", "https://huggingface.co/datasets/owner/name"):
-        with pytest.raises(ConfigError, match=re.escape(f"can be used; {hub} (a local folder")):
+        with pytest.raises(ConfigError, match=re.escape(f"can be used; {hub} (write ./h")):
             find_text(address)
     pattern = refused(lambda: find_text(tmp_path / "empt*"))
-    assert "; patterns are not expanded: name the folder" in pattern
+    assert "; patterns are not expanded: name a folder of" in pattern
     (tmp_path / "short").write_text("abc")
     assert refused(lambda: find_text(tmp_path / "short")) == (
-        f"{tmp_path / 'short'}: the text has 3 bytes, too few for a valid split of 5%; about 40 are"
-        " needed: give a longer text, or a larger data.valid_fraction, or a folder with files of"
+        f"{tmp_path / 'short'}: the text has 3 bytes, too few for a valid split of 5%; about 40"
+        " bytes are needed: give a longer text, or a larger data.valid_fraction, or a folder with files of"
         " splits"
     )
     (tmp_path / "line").write_text("one line only " * 9)
@@ -384,7 +391,7 @@ def test_a_download_must_have_its_hash(tmp_path, served):
     cache = tmp_path / "cache"
     wrong = "sha256:" + "0" * 64
     assert refused(lambda: find_text(None, cache, url=f"{url}/t.txt", hash=wrong)) == (
-        f"{url}/t.txt: its sha256 is {digest}, not {'0' * 64} as data.hash says; the download was"
+        f"{url}/t.txt: its sha256 is {digest}, and data.hash is {'0' * 64}; the download was"
         " deleted"
     )
     assert not files_in(cache)
@@ -397,8 +404,8 @@ def test_a_download_must_have_its_hash(tmp_path, served):
     assert b"".join(content(find_text(None, cache, **right)).values()) == data
     kept.unlink()
     assert refused(lambda: find_text(None, cache, **right)) == (
-        f"cannot download {url}/t.txt (HTTP Error 404: File not found); fetch it by other means and"
-        " name the file or its folder in data.path"
+        f"cannot download {url}/t.txt (HTTP Error 404: File not found); fetch the file by other"
+        " means, and name it or its folder in data.path"
     )
     assert refused(lambda: find_text(None, cache, url=f"{url}/t.txt")) == (
         f"data.url = '{url}/t.txt': needs data.hash to check the download"
@@ -490,7 +497,7 @@ def test_an_interrupted_download_goes_on_where_it_stopped(tmp_path, breaking):
     for came, asked in ((2_000_000, None), (2_500_000, "bytes=2000000-")):
         message = refused(lambda: fetch(url, tmp_path))
         received = f"{url}: {came} of {len(TEXT)} bytes were received"
-        assert message == f"{received}; try again, the partial download is kept"
+        assert message == f"{received}; try again; the partial download is kept"
         assert handler.asked[-1] == asked
         assert [part.stat().st_size for part in parts(tmp_path)] == [came]
         assert not (tmp_path / "t.txt").exists()
@@ -565,7 +572,7 @@ def test_an_answer_that_makes_no_sense_is_an_error_of_the_download(
     message = refused(lambda: fetch(url, tmp_path))
     assert message.startswith(f"cannot download {url} (")
     assert message.endswith(
-        "); fetch it by other means and name the file or its folder in data.path"
+        "); fetch the file by other means, and name it or its folder in data.path"
     )
     assert "\n" not in message
 

@@ -139,7 +139,7 @@ def test_an_empty_split_is_refused_by_its_file_with_what_to_do(tmp_path, split, 
     fault = f"the {split} split ({names[split]}) is empty, and at least 2 tokens are needed; "
     fix = "write the text for training there"
     if split != "train":
-        fix = "write text there, or remove it: the split is then held out from train"
+        fix = "write text there, or remove the file to hold the split out from train"
     assert refused(lambda: find_text(tmp_path, tmp_path / "c")) == f"{tmp_path}: {fault}{fix}"
 
 
@@ -233,7 +233,7 @@ def test_longer_words_with_other_ends_are_no_splits(tmp_path):
         ({"train.txt": "test", "test.txt": "test"}, "train.txt and test.txt have the same bytes; "),
         (
             {"a.txt": "test", "b.txt": "test", "c.txt": "test", "d.txt": "test"},
-            "a.txt and b.txt have the same bytes, as have 2 more; remove copies",
+            "a.txt and b.txt have the same bytes, and so have 2 more pairs; remove copies",
         ),
         ({"a.txt": "x" * 50, "b.txt": "y" * 50, "c.txt": "", "d.txt": ""}, ""),
     ],
@@ -243,6 +243,9 @@ def test_equal_files_of_a_text_are_noted(tmp_path, files, said, capsys):
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
     assert len(notes) == bool(said)
     assert not said or notes[0].startswith(f"note: {tmp_path}: {said}")
+
+
+SAME = "seem, by their names, to be the same text; remove one of them"
 
 
 @pytest.mark.parametrize("names", [("a.txt", "b.txt"), ("train.txt", "test.txt")])
@@ -257,7 +260,7 @@ def test_an_archive_beside_the_files_in_it_is_refused_and_equal_ones_are_noted(
     find_text(tmp_path, tmp_path / "c")
     assert "data (1).zip and data.zip have the same bytes; remove" in capsys.readouterr().err
     write(tmp_path, **{names[1]: "test"})
-    fault = f"has both data (1).zip/{names[1]} and {names[1]}; remove one"
+    fault = f"data (1).zip/{names[1]} and {names[1]} {SAME}"
     assert refused(lambda: find_text(tmp_path, tmp_path / "c")).endswith(fault)
 
 
@@ -266,35 +269,35 @@ def test_a_folder_beside_the_archive_of_its_name_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
         archive.write(tmp_path / "train/a.txt", "train/a.txt")
     message = refused(lambda: find_text(tmp_path))
-    assert message.endswith("has both train.zip/a.txt and train/a.txt; remove one")
+    assert message.endswith(f"train.zip/a.txt and train/a.txt {SAME}")
 
 
 @pytest.mark.parametrize(
     ("files", "fault"),
     [
-        (("a.test.txt",), "a.test.txt is named as the test split, and no file as the train split"),
-        (("book.txt", "dev.txt"), "dev.txt is named as the valid split, and no file as the train"),
-        (("train_ride.txt", "b.txt", "c.txt"), "has train_ride.txt named as a split, beside b.txt"),
-        (("train.txt", "test.txt", *(f"{c}.txt" for c in "abcdef")), "named as a split, beside a"),
-        (("train.txt", "val.txt", "valid.txt", "test.txt"), "has both val.txt and valid.txt"),
-        (("train.txt", "training.txt"), "has both train.txt and training.txt; remove one"),
-        (("train.txt", "train_to_test.txt"), "named as the train and the test split; rename it"),
+        (("a.test.txt",), "a.test.txt is named as the test split, and no file is named as"),
+        (("book.txt", "dev.txt"), "dev.txt is named as the valid split, and no file is named"),
+        (("train_ride.txt", "b.txt", "c.txt"), "some names say a split (train_ride.txt), and"),
+        (("train.txt", "test.txt", *(f"{c}.txt" for c in "abcdef")), "and others do not (a.txt, b"),
+        (("train.txt", "val.txt", "valid.txt", "test.txt"), f"val.txt and valid.txt {SAME}"),
+        (("train.txt", "training.txt"), f"train.txt and training.txt {SAME}"),
+        (("train.txt", "train_to_test.txt"), "named as the train and the test split; rename the"),
         (
             ("ptb.train.txt", "ptb.test.txt", "ptb.char.train.txt", "ptb.char.test.txt"),
-            "ptb.char.test.txt and ptb.test.txt begin two sets of splits",
+            "ptb.char.test.txt and ptb.test.txt belong to two sets of splits",
         ),
-        (("train.txt", "train/a.txt", "test.txt", "test/b.txt"), "begin two sets of splits"),
-        (("train.txt", "eval.txt", "valid.txt"), "has both eval.txt and valid.txt; remove one"),
+        (("train.txt", "train/a.txt", "test.txt", "test/b.txt"), "belong to two sets of splits"),
+        (("train.txt", "eval.txt", "valid.txt"), f"eval.txt and valid.txt {SAME}"),
         (("wikitrain.txt", "wikitest.txt"), "wikitest.txt, wikitrain.txt seem to be splits"),
         (("tr.txt", "va.txt", "te.txt", "x.txt"), "te.txt, tr.txt, va.txt seem to be splits"),
         (("c4_tr.txt", "c4_te.txt"), "c4_te.txt, c4_tr.txt seem to be splits"),
         (
             ("fold0_train.txt", "fold0_test.txt", "fold1_train.txt", "fold1_test.txt"),
-            "fold0_test.txt and fold1_test.txt begin two sets of splits",
+            "fold0_test.txt and fold1_test.txt belong to two sets of splits",
         ),
-        (("train.txt", "train_small.txt"), "has both train.txt and train_small.txt; remove one"),
-        (("train - Copy.txt", "train.txt"), "has both train - Copy.txt and train.txt; remove one"),
-        (("train (1).txt", "train.txt"), "has both train (1).txt and train.txt; remove one"),
+        (("train.txt", "train_small.txt"), f"train.txt and train_small.txt {SAME}"),
+        (("train - Copy.txt", "train.txt"), f"train - Copy.txt and train.txt {SAME}"),
+        (("train (1).txt", "train.txt"), f"train (1).txt and train.txt {SAME}"),
         (("train.txt", "test.raw"), "several kinds, such as train.txt and test.raw"),
     ],
 )  # fmt: skip
@@ -332,7 +335,7 @@ def test_starts_beside_one_of_several_arrays_are_not_ignored(tmp_path):
         save(tmp_path / name, IDS[:50])
     save(tmp_path / "train-1.starts.npy", [0, 9])
     message = refused(lambda: load_corpus("tokens", tmp_path, cache_dir=tmp_path / "c"))
-    assert "train-1.starts.npy: its array is one of several, each a document; join" in message
+    assert "train-1.starts.npy: each of several arrays is one document, so none can" in message
 
 
 def test_texts_of_a_split_may_have_any_other_names(tmp_path):

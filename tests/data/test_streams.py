@@ -225,11 +225,12 @@ def test_tokens_may_be_memory_mapped(tmp_path):
         ),
         (
             {"vocab_size": 9},
-            "the text[9] = 9: a token id must be from 0 to 8, the vocabulary has 9 symbols",
+            "the text[9] = 9: a token id must be from 0 to 8, because the vocabulary has 9 symbols",
         ),
         (
             {"split": np.array([0, 1, -1]), "vocab_size": 9},
-            "the text[2] = -1: a token id must be from 0 to 8, the vocabulary has 9 symbols",
+            "the text[2] = -1: a token id must be from 0 to 8, because the vocabulary has 9"
+            " symbols",
         ),
     ],
 )
@@ -247,7 +248,7 @@ def test_segments_refuses_at_the_call_and_not_at_the_first_step():
 
 @pytest.mark.parametrize("index", [-1, 4])
 def test_there_is_no_segment_outside_of_the_pass(index):
-    with pytest.raises(IndexError, match=f"segment {index}: there are 4, counted from 0"):
+    with pytest.raises(IndexError, match=f"segment {index}: there are 4 segments, counted from 0"):
         ordered_streams(np.arange(21), 2, 3).segment(index)
 
 
@@ -348,5 +349,5 @@ def test_ids_beyond_int32_and_sizes_that_are_no_integers_are_refused():
             txl_jax.segments(split, 1, 2)
     with pytest.raises(DataError, match=r"batch_size = 2\.0: must be an integer"):
         txl_jax.segments(np.arange(9), 2.0, 2)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"starts has shape .* float64: must be integers"):
+    with pytest.raises(DataError, match=r"starts has shape .* float64: must be 1-D integers"):
         txl_jax.Pieces(np.arange(9), np.array([0.0, 4.5]))

@@ -210,13 +210,13 @@ def test_a_tokenizer_that_is_not_of_these_symbols_is_refused(vocab):
         Vocab("subword", ["a"])
     lacking = [c for c in subword._BYTE_OF_CHARACTER if c != "a"]
     tokenizer = {"model": {"vocab": {c: n for n, c in enumerate(lacking)}}}
-    with pytest.raises(DataError, match="255 of the 256 bytes have a symbol"):
+    with pytest.raises(DataError, match="255 symbols are single bytes, not 256"):
         Vocab("subword", ["b"], tokenizer)
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch, vocab, tmp_path):
     monkeypatch.setitem(sys.modules, "tokenizers", None)  # importing it now fails
-    fix = r"needs the package tokenizers.*pip install '\.\[subword\]'"
+    fix = r"need the package tokenizers.*run pip install '\.\[subword\]'"
     with pytest.raises(DataError, match=fix):
         Vocab.from_subwords([TEXT], vocab_size=SIZE)
     stored = Vocab.from_json(vocab.to_json())

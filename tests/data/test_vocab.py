@@ -157,8 +157,8 @@ def test_a_byte_vocabulary_without_the_newline_drops_newlines_and_refuses_other_
     assert vocab.decode(ids) == "aé"
     blocks = [b"ab\n", b"\nba\nxy"]
     assert refused(lambda: list(vocab.encode_blocks(blocks, "wiki"))) == (
-        "wiki, byte 7: the value 120 is not among the 4 bytes of the vocabulary; remove it, or"
-        " train on a text that has it"
+        "wiki, byte 7: the value 120 is not among the 4 bytes of the vocabulary; remove this"
+        " byte, or train on a text that has it"
     )
     kept = Vocab.from_counted_bytes([b"ab\n"])
     assert kept.decode(kept.encode("a\nb")) == "a\nb"
@@ -224,23 +224,23 @@ def test_errors_name_the_symbol_and_the_place():
     assert refused(lambda: list(words.encode_blocks(blocks, "book, test split"))) == (
         "book, test split, line 3: the word 'zebra' is not among the 3 words of the vocabulary,"
         " which does not have <unk>; write <unk> for rare words in the training text, or"
-        " use vocab='byte', which takes any text"
+        " train with data.vocab='byte', which takes any text"
     )
     chars = Vocab.from_chars(["ab\n"])
     assert refused(lambda: list(chars.encode_blocks(["ab\n", "b\naéa"], "book"))) == (
         "book, line 3, character 6: 'é' (U+00E9) is not among the 3 characters of the vocabulary,"
-        " which are those of the training text; remove it, or use vocab='byte', which takes any"
-        " text"
+        " which are those of the training text; remove this character, or train with"
+        " data.vocab='byte', which takes any text"
     )
     latin = ["ab é".encode(), "b é".encode("latin-1"), b"a"]
     assert refused(lambda: Vocab.from_words(latin)) == (
         "text, byte 7: not UTF-8 (invalid continuation byte); convert the text to UTF-8, for"
-        " example by  iconv -f CP1252 -t UTF-8 FILE > NEW, or use vocab='byte', which takes"
-        " any bytes"
+        " example by  iconv -f CP1252 -t UTF-8 FILE > NEW, or use data.vocab='byte' for any"
+        " bytes"
     )
     assert refused(lambda: chars.encode(b"ab\xc3")).startswith("text, byte 2: not UTF-8")
     assert refused(lambda: chars.decode([0, 3])) == (
-        "ids[1] = 3: a token id must be from 0 to 2, the vocabulary has 3 symbols"
+        "ids[1] = 3: a token id must be from 0 to 2, because the vocabulary has 3 symbols"
     )
 
 
@@ -253,7 +253,7 @@ def test_errors_name_the_symbol_and_the_place():
             "vocabulary kind 'phrase': must be one of 'byte', 'char', 'letter', 'word',"
             " 'sentence', 'subword', 'tokenizer', 'id'",
         ),
-        ("char", [], "a char vocabulary without symbols"),
+        ("char", [], "a char vocabulary must have at least one symbol"),
         (
             "byte",
             ["1", "256"],
@@ -262,7 +262,7 @@ def test_errors_name_the_symbol_and_the_place():
         ("byte", ["07"], "a byte vocabulary's symbols must be the numbers 0 to 255, not '07'"),
         ("letter", ["ab"], "a letter vocabulary's symbols must be single characters"),
         ("sentence", ["<S>", "a"], "a sentence vocabulary must have the symbol <UNK>"),
-        ("word", ["<eos>", "a", "a"], "word vocabulary: the symbol 'a' occurs twice"),
+        ("word", ["<eos>", "a", "a"], "word vocabulary: the symbol 'a' occurs 2 times"),
         ("word", ["a"], "a word vocabulary must have the symbol <eos>"),
         ("char", ["ab"], "a char vocabulary's symbols must be single characters"),
     ],
@@ -279,7 +279,7 @@ def test_what_is_no_text_is_not_encoded(value):
 
 @pytest.mark.parametrize("value", [None, 3, "ab", [1.5], [True], [[1], [2, 3]], [2**70]])
 def test_what_are_no_ids_are_not_decoded(value):
-    with pytest.raises(DataError, match=r"^ids must be integers \[n\], not "):
+    with pytest.raises(DataError, match=r"^ids must be 1-D integers, not "):
         Vocab.all_bytes().decode(value)
 
 

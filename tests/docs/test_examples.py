@@ -214,9 +214,9 @@ def test_sizes_that_do_not_divide_are_refused(ppo, changes):
         ({"updates": 0}, "--updates=0 must be at least 1"),
         ({"env_params": "memory=3"}, "--env_params=memory: give NAME=VALUE of .*memory_length"),
         ({"env_params": "memory_length"}, "--env_params=memory_length: give NAME=VALUE"),
-        ({"hide": "1,7"}, "--hide: give some of 0 to 2, and not all"),
-        ({"hide": "-1"}, "--hide: give some of 0 to 2, and not all"),
-        ({"hide": "0,1,2"}, "--hide: give some of 0 to 2, and not all"),
+        ({"hide": "1,7"}, "--hide: give numbers from 0 to 2, not all"),
+        ({"hide": "-1"}, "--hide: give numbers from 0 to 2, not all"),
+        ({"hide": "0,1,2"}, "--hide: give numbers from 0 to 2, not all"),
     ],
 )
 def test_flags_that_would_have_no_effect_or_end_in_a_traceback_are_refused(ppo, changes, told):

@@ -219,7 +219,7 @@ def test_results_that_cannot_be_written_are_refused_before_the_text_is_read(tmp_
     text.write_text("abc\n")
     for path, told in (
         (tmp_path / "none" / "out.jsonl", "cannot be written (No such file or directory); name"),
-        (text, "is the file of score.path; name another file"),
+        (text, "is also the file of score.path; name another file"),
     ):
         flags = {"score.path": str(text), "score.json": str(path)}
         asked = dataclasses.replace(trained, config=override(trained.config, flags))
@@ -285,7 +285,7 @@ def test_what_is_no_text_is_scored_only_if_bytes_are_asked_for(monkeypatch, caps
     for name, data in texts.items():
         (tmp_path / name).write_bytes(data)
         read = functools.partial(scored, monkeypatch=monkeypatch, capsys=capsys, text="")
-        with pytest.raises(ConfigError, match=r"is .*, not text in UTF-8; name a text"):
+        with pytest.raises(ConfigError, match=r"is .*, not text in UTF-8; name a text file"):
             read(trained, path=str(tmp_path / name))
         asked = dataclasses.replace(
             trained, config=override(trained.config, {"data.vocab": "byte"})
@@ -316,6 +316,6 @@ def test_what_cannot_be_scored_is_named(monkeypatch, capsys, tmp_path):
 
 def test_an_id_outside_the_vocabulary_is_refused():
     trained = trained_on(Vocab.from_chars(["abc\n"]))
-    told = r"given, line 1: ids\[1\] = 4: .* 0 to 3, the vocabulary has 4 symbols"
+    told = r"given, line 1: ids\[1\] = 4: .* 0 to 3, because the vocabulary has 4 symbols"
     with pytest.raises(DataError, match=told):
         any_text.score_any_text(trained, [np.array([0, 4])], "given")

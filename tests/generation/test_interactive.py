@@ -63,7 +63,7 @@ def test_a_score_has_a_line_for_each_token(ask):
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        (":nope", "error: there is no :nope; :help lists the commands"),
+        (":nope", "error: there is no command :nope; :help lists the commands"),
         ("xyz", "error: generate.prompt: text, line 1, character 0: 'x'"),
         (":more", "error: there is nothing to continue; type a text first"),
         (":score", "error: :score needs a text"),
@@ -194,5 +194,5 @@ def test_a_line_end_is_written_with_a_backslash(ask):
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16"])
 def test_lines_in_another_encoding_are_refused(trained, monkeypatch, capsys, tmp_path, encoding):
     shown = answers(trained, monkeypatch, capsys, tmp_path, "abc abc\nb\n".encode(encoding))
-    assert "it looks like UTF-16 (" in shown.split("\n")[0]
+    assert "the text looks like UTF-16 (" in shown.split("\n")[0]
     assert all(line.startswith("error: ") for line in shown.splitlines())

@@ -99,7 +99,9 @@ def test_no_new_tokens_are_refused_and_the_last_sample_stays(chars, tmp_path, re
     workdir = tmp_path / "model"
     shutil.copytree(chars, workdir)
     (workdir / "sample.txt").write_text("kept")
-    assert refused(*generating(workdir, length=0)).startswith("generate.length = 0: nothing is")
+    assert refused(*generating(workdir, length=0)).startswith(
+        "config key generate.length = 0: no token is"
+    )
     assert (workdir / "sample.txt").read_text() == "kept"
 
 
@@ -133,8 +135,8 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(chars, tmp_path, refuse
 def test_what_the_vocabulary_has_not_is_named_with_its_prompt(chars, words, tmp_path, refused):
     assert refused(*generating(chars, prompt="abz")) == (
         "generate.prompt: text, line 1, character 2: 'z' (U+007A) is not among the 5 characters of"
-        " the vocabulary, which are those of the training text; remove it, or use vocab='byte',"
-        " which takes any text"
+        " the vocabulary, which are those of the training text; remove this character, or"
+        " train with data.vocab='byte', which takes any text"
     )
     text = refused(*generating(words, prompt="the dog"))
     assert text.startswith("generate.prompt: ")
@@ -374,7 +376,7 @@ def test_crlf_line_ends_that_the_vocabulary_lacks_are_named_with_the_fix(chars, 
     ):
         text = refused(*flags)
         assert "'\\r' (U+000D) is not among the 5 characters" in text
-        assert "its line ends are CRLF (Windows), those of the training text are not" in text
+        assert "the line ends are CRLF (Windows), and those of the training text are not" in text
         assert text.endswith(CONVERT)
     data = [f"--config.data.{key}" for key in ("name=text", f"path={path}", "vocab=char")]
     path.write_bytes(b"ab\r\nc\r\n" * 50)
@@ -413,7 +415,7 @@ def test_utf_16_and_32_without_a_mark_are_refused_by_name(
         assert told.startswith(f"config key score.path = '{path}': is {name} (")
         trained = txl_jax.load(folder)
         for call in (trained.generate, trained.score, trained.vocab.encode):
-            with pytest.raises(txl_jax.DataError, match=f"it looks like {name} "):
+            with pytest.raises(txl_jax.DataError, match=f"the text looks like {name} "):
                 call(text.encode(encoding))
 
 

@@ -298,7 +298,7 @@ def test_a_driver_older_than_every_cuda_is_an_error_before_anything_is_installed
     project.program("nvidia-smi", nvidia_smi("470.82.01, 7.5"))
     done, installs = project(script=script, **SLURM, SLURM_SUBMIT_DIR=str(project.root))
     assert (done.returncode, installs) == (1, [])
-    assert "driver 470.82.01 is too old: CUDA 12 needs 525, CUDA 13 needs 580" in done.stderr
+    assert "driver 470.82.01 is too old: CUDA 12 needs 525 or later" in done.stderr
     assert not (project.root / ".venv").exists()
 
 
@@ -318,7 +318,7 @@ def test_one_environment_never_has_two_versions_of_cuda(project):
     assert gone == [[f"jax-cuda{n}-plugin", f"jax-cuda{n}-pjrt"] for n in (13, 12, 13)]
     done, _ = project(TXL_EXTRAS="cuda12,cuda13")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "give one CUDA only" in done.stderr
+    assert "give cuda12 or cuda13" in done.stderr
 
 
 TELLS_PLATFORMS = FAKE_PYTHON.replace('*) echo "$PWD: ${@:2}"', '*) echo "${JAX_PLATFORMS-unset}"')
@@ -367,7 +367,7 @@ def test_no_python_that_will_do_is_an_error_that_names_what_was_found(project):
     done, installs = project(FAKE_VERSION="3.10")
     assert (done.returncode, done.stdout, installs) == (1, "", [])
     assert done.stderr.splitlines()[:2] == [
-        "txl_jax needs Python 3.11 or newer with the venv module. Looked at:",
+        "txl_jax needs Python 3.11 or newer with the venv module. Tried these:",
         "  python3: 3.10",
     ]
     assert "  python3.11: not found, or without venv\n" in done.stderr
@@ -707,18 +707,18 @@ def test_a_slurm_job_uses_no_environment_of_other_requirements(slurm, project):
         file.write("# changed\n")
     done, installs = slurm("echo trained", made=None)
     assert (done.returncode, done.stdout, len(installs)) == (1, "", 1)
-    assert "as it is now" in done.stderr
+    assert "of the current version" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("task", "code", "requeued"),
     [
         ("echo 'held-out perplexity 20'", 0, False),
-        ("echo 'stopped by SIGTERM, saved; to resume:' >&2", 0, True),
-        ("echo 'stopped by SIGUSR1, saved; to resume:' >&2", 0, True),
+        ("echo 'stopped by SIGTERM, and the state is saved; to resume:' >&2", 0, True),
+        ("echo 'stopped by SIGUSR1, and the state is saved; to resume:' >&2", 0, True),
         ("echo 'error: no such config' >&2; exit 2", 2, False),
-        ("echo 'stopped by SIGINT, saved; to resume:' >&2; exit 130", 130, False),
-        ("echo 'stopped by SIGHUP, saved; to resume:' >&2", 0, False),
+        ("echo 'stopped by SIGINT, and the state is saved; to resume:' >&2; exit 130", 130, False),
+        ("echo 'stopped by SIGHUP, and the state is saved; to resume:' >&2", 0, False),
     ],
 )
 def test_a_slurm_job_goes_back_to_the_queue_only_where_work_is_left(slurm, task, code, requeued):

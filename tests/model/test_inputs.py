@@ -121,7 +121,7 @@ def test_a_wrong_keyword_names_the_right_one(method):
 
 @pytest.mark.parametrize("wrong", [-3, 6, 2**31 + 1])
 def test_more_states_than_slots_or_fewer_than_none_are_refused(wrong):
-    expected = f"mems.filled[1] = {wrong}: must be from 0 to 5, the slots of the memory"
+    expected = f"mems.filled[1] = {wrong}: must be from 0 to 5, the number of slots of the memory"
     filled = np.array([0, wrong, 5])
     for method in (name for name, arguments in METHODS.items() if "mems" in arguments):
         assert refusal(method, mems=MEMS.replace(filled=filled)) == expected
@@ -133,7 +133,9 @@ def test_more_states_than_slots_or_fewer_than_none_are_refused(wrong):
 
 
 def test_a_segment_without_tokens_and_a_context_that_is_no_number_are_refused():
-    assert refusal("__call__", tokens=TOKENS[:, :0]).startswith("tokens [3,0]: a segment has at")
+    assert refusal("__call__", tokens=TOKENS[:, :0]).startswith(
+        "tokens [3,0]: must have at least one row"
+    )
     for wrong in (1.0, True, "1", None):
         assert refusal("nll", context_len=wrong).startswith(f"context_len = {wrong!r}: must be an")
 
@@ -145,7 +147,7 @@ def test_a_cache_needs_a_memory_and_a_segment_of_at_least_one_token():
         )
     model = txl_jax.TransformerXL(CFG)
     cache = model.apply(tiny.variables(CFG), MEMS, seg_len=1, method="init_cache")
-    fix = "a Memory, whose states are not projected"
+    fix = "a Memory of init_mems"
     assert refusal("init_cache", mems=cache) == f"mems must be {fix}, not Cache"
 
 
@@ -170,7 +172,7 @@ def test_lengths_beyond_the_segment_are_refused(method):
     """Lengths that a compiled function closes over are known, and are refused too."""
     for lengths, text in (([4, 5, 0], "lengths[1] = 5"), ([0, 1, -1], "lengths[2] = -1")):
         given = np.array(lengths, np.int32)
-        want = f"{text}: must be from 0 to 4, the tokens of a row"
+        want = f"{text}: must be from 0 to 4, the number of tokens in a row"
         for array in (given, jax.numpy.asarray(given), given.astype(np.int64)):
             assert refusal(method, lengths=array) == want
     compiled = jax.jit(lambda x: refusal("core", embeddings=x, lengths=given) and x)
@@ -197,7 +199,9 @@ def test_an_id_outside_the_vocabulary_is_refused_by_every_method(changes, wrong)
     cfg = tiny.config(past_decode=not changes, **changes)
     model, ids = txl_jax.TransformerXL(cfg), TOKENS.copy()
     ids[1, 2] = wrong
-    told = f"[1,2] = {wrong}: a token id must be from 0 to 12, the vocabulary has 13 symbols"
+    told = (
+        f"[1,2] = {wrong}: a token id must be from 0 to 12, because the vocabulary has 13 symbols"
+    )
     for method, name in (("__call__", "tokens"), ("nll", "targets"), ("past_nll", "inputs")):
         if method == "past_nll" and changes:
             continue

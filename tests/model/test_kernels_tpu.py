@@ -226,8 +226,8 @@ def test_forms_that_it_does_not_have_are_refused_with_the_reason():
 
     assert why(Positions(u, v, r)) is None
     assert why(Positions(u, v, r), dtype=jnp.bfloat16) is None
-    assert "this form has none" in why(Positions())
-    assert "learnt scalars" in why(Positions(u, v, r, b=r[..., 0]))
+    assert "this attention has none" in why(Positions())
+    assert "a learnt score for each distance" in why(Positions(u, v, r, b=r[..., 0]))
     assert "not float16" in why(Positions(u, v, r), dtype=jnp.float16)
     assert "do not fit into on-chip memory" in why(Positions(u, v, r), k=20_000)
 

@@ -142,7 +142,10 @@ def of_shape(h=8, dtype=jnp.bfloat16, positions=None):
     ("change", "said"),
     [
         ({"positions": Positions()}, "vectors of distances"),
-        ({"positions": Positions(r=jnp.zeros(()), b=jnp.zeros(()))}, "learnt scalars"),
+        (
+            {"positions": Positions(r=jnp.zeros(()), b=jnp.zeros(()))},
+            "a learnt score for each distance",
+        ),
         ({"dtype": jnp.float16}, "bfloat16 and float32"),
         ({"h": 160}, "at most 128"),
     ],

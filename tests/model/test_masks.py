@@ -57,7 +57,7 @@ def test_window_tf_without_memory_sees_itself_alone():
 
 
 def test_window_pytorch_without_memory_is_refused_with_the_way_out():
-    with pytest.raises(ValueError, match=r"same_length='pytorch'.*M is 0.*'tf' or False"):
+    with pytest.raises(ValueError, match=r"same_length='pytorch'.*mem_len is 0.*'tf' or False"):
         attention_mask(5, jnp.zeros(1, jnp.int32), 0, "pytorch")
 
 

@@ -159,7 +159,7 @@ def test_mems_of_another_shape_are_refused_naming_both_shapes():
 def test_window_pytorch_with_mem_len_0_is_refused_by_the_model():
     cfg = tiny.config(same_length="pytorch")
     mems = txl_jax.TransformerXL(cfg).init_mems(3, 0)
-    with pytest.raises(ValueError, match=r"same_length='pytorch'.*M is 0"):
+    with pytest.raises(ValueError, match=r"same_length='pytorch'.*mem_len is 0"):
         tiny.apply(cfg, "core")(tiny.variables(cfg), tiny.embeddings(cfg, 3, 4), mems)
 
 
@@ -167,7 +167,9 @@ def test_window_pytorch_with_mem_len_0_is_refused_by_the_model():
 def test_forms_without_memory_refuse_one_and_a_cache_naming_the_way_out(name):
     cfg = tiny.config(**tiny.attention(name))
     model, variables = txl_jax.TransformerXL(cfg), tiny.variables(cfg)
-    with pytest.raises(ValueError, match=rf"'{name}' has no memory and M is 5.*context_len"):
+    with pytest.raises(
+        ValueError, match=rf"'{name}' has no memory, but mems has 5 slots.*context_len"
+    ):
         model.apply(variables, tiny.embeddings(cfg, 3, 4), model.init_mems(3, 5), method="core")
     with pytest.raises(ValueError, match=rf"'{name}' has no memory"):
         model.apply(variables, model.init_mems(3, 0), seg_len=4, method="init_cache")
@@ -186,9 +188,11 @@ def test_a_cache_is_refused_in_training_for_longer_segments_and_for_another_batc
     core = lambda rows, t, **extra: model.apply(
         variables, tiny.embeddings(CFG, rows, t), cache, method="core", **extra
     )
-    with pytest.raises(ValueError, match=r"train=True with a cache made by init_cache"):
+    with pytest.raises(ValueError, match=r"train=True is not possible with this cache"):
         core(3, 4, train=True)
-    with pytest.raises(ValueError, match=r"segment of 5 tokens with a cache.*up to 4 tokens"):
+    with pytest.raises(
+        ValueError, match=r"segment of 5 tokens is not possible with this cache.*at most 4 tokens"
+    ):
         core(3, 5)
     with pytest.raises(ValueError, match=r"the cache's keys must be floats \[2,2,R,3\]"):
         core(2, 4)

@@ -282,7 +282,7 @@ def test_context_with_a_cache_is_refused():
     tokens, mems = tiny.tokens(CFG, 3, 4), tiny.memory(CFG, (0, 2, 5), 5)
     model, variables = txl_jax.TransformerXL(CFG), tiny.variables(CFG)
     cache = model.apply(variables, mems, seg_len=4, method="init_cache")
-    with pytest.raises(ValueError, match=r"context_len = 1 with a cache"):
+    with pytest.raises(ValueError, match=r"context_len = 1 is not possible with a cache"):
         tiny.apply(CFG, "nll")(variables, tokens, tokens[:, 1:], cache, context_len=1)
 
 

@@ -22,7 +22,9 @@ from many_processes import free_port
 from planned_programs import experiment
 from tiers import rest_slow
 
-from txl_jax.config import TransformerXLConfig
+from txl_jax.config import GenerateConfig, ScoreConfig, TransformerXLConfig
+from txl_jax.evaluation import any_text
+from txl_jax.generation import generate
 from txl_jax.model import self_check
 from txl_jax.model.attention import planned_attention
 from txl_jax.model.kernels import choice, reference
@@ -117,6 +119,38 @@ def test_nothing_is_checked_where_the_plan_is_no_fused_kernel(kernel):
     check(config(kernel="reference"))
     assert kernel.seen == []
     assert choice._failures == {}
+
+
+def test_a_named_kernel_that_the_tpu_cannot_run_is_an_error(kernel, monkeypatch):
+    monkeypatch.setattr(choice, "tpu_generation", lambda mesh: 4)
+    with pytest.raises(KernelError, match=r"'pallas_tpu' needs a TPU v5 or later.*use 'auto'"):
+        check(config(kernel="pallas_tpu"))
+    assert kernel.seen == []
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_generation_scoring_and_analyses_check_what_they_compute(memory, monkeypatch):
+    """These programs run on one device, without a mesh; no earlier program may have checked it."""
+    c = config() if memory else config(attention="absolute_per_layer", n_positions=512, d_head=4)
+    seen: list[Any] = []
+    note = lambda c, mesh, *sizes, **program: seen.append((mesh.size, *sizes, program))
+    monkeypatch.setattr(self_check, "check", note)
+    params = TransformerXL(c).init(*first_inputs(c))["params"]
+    generated = GenerateConfig(length=1, mem_len=M)
+    list(generate.generate(c, params, [np.arange(5)], generated))
+    scored = ScoreConfig(batch_size=2, seg_len=7, mem_len=M)
+    any_text.score_texts(c, params, [np.arange(9) % 11], scored)
+    read, score = seen
+    rows, m, episodes = (1, M, False) if memory else (1, 0, True)
+    expected = {"train": False, "episodes": episodes}
+    assert read == (1, rows, generate.PREFILL if memory else M, m, expected)
+    assert score == (1, rows, 7 if memory else 7 + M, m, expected)
+
+
+def first_inputs(c):
+    model = TransformerXL(c)
+    mems = model.init_mems(1, 0 if c.memory_free else M)
+    return jax.random.key(0), np.zeros((1, 2), np.int32), mems
 
 
 def test_the_attention_is_the_planned_one(kernel):
@@ -292,7 +326,7 @@ def two_processes(folder, how) -> list[Any]:
     rest_slow(
         1,
         [
-            ("wrong 1", "attention differs from the plain form by"),
+            ("wrong 1", "attention or its gradient differs from the reference by"),
             ("right", ""),
             ("refused 1", "fails its self-check on the devices of process 1"),
             ("full 0", "RESOURCE_EXHAUSTED"),

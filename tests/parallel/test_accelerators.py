@@ -219,7 +219,7 @@ PLUGIN_13, PLUGIN_12 = ("jax-cuda13-plugin", "0.10.2"), ("jax-cuda12-plugin", "0
             ("580.95.05", "9.0"),
             [("jax-cuda12-plugin", "0.7.2")],
             "jax-cuda12-plugin 0.7.2, jax 0.10.2",
-            "one version: pip install 'jax[cuda12]==0.10.2'",
+            "same version: pip install 'jax[cuda12]==0.10.2'",
         ),
         ([], ("580.95.05", "9.0"), [PLUGIN_13], "driver 580", "/dev/nvidia0 is missing"),
         (GPU, ("580.95.05", "9.0"), [PLUGIN_13], "driver 580", "install CUDA's libraries again"),
@@ -264,7 +264,7 @@ def test_gpus_that_a_variable_hides_are_named(machine, monkeypatch):
         ([], [], "pip install 'txl_jax[tpu]'"),
         (["dev/accel0"], [], "pip install 'txl_jax[tpu]'"),
         (["dev/accel0"], [("libtpu", "0.0.21")], "pip install 'jax[tpu]==0.10.2'"),
-        ([], [("libtpu", "0.0.42")], "run it on a TPU VM"),
+        ([], [("libtpu", "0.0.42")], "run the program on a TPU VM"),
     ],
 )
 def test_the_error_names_plugin_and_fix_of_a_tpu(machine, monkeypatch, files, packages, fix):

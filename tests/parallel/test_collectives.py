@@ -59,7 +59,7 @@ def of_scoring(**changes) -> dict[str, tuple[int, int]]:
     """The number of collectives of each kind in a scored segment, and their bytes."""
     exp = experiment(**changes)
     mesh, p = make_mesh(exp.mesh, exp.model, exp.evaluate.batch_size), exp.evaluate
-    shapes, text = param_shapes(exp.model), _zeros(p.batch_size, p.seg_len)
+    shapes, text = param_shapes(exp.model), _zeros(exp.data, p.batch_size, p.seg_len)
     place = lambda x, sharding: x.update(sharding=sharding)
     params = jax.tree.map(place, shapes, Shardings(mesh).parameters(shapes))
     return counted(Evaluator(exp.model, p, text, mesh, training=text).lower(params))

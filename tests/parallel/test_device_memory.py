@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import os
 import shutil
 import time
 import weakref
@@ -11,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import tiny_runs
 from tiers import rest_integration
@@ -29,11 +31,13 @@ from txl_jax.evaluation import any_text
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.generation import generate
 from txl_jax.generation.text import continuations
+from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel import device_memory as machine
 from txl_jax.parallel.device_memory import GIB, TRAINING, Checked, Work, array_bytes, check_program
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training import trainer
 from txl_jax.training.plan import StepSetup, build_meshes, check_training_memory
+from txl_jax.training.state import init_state
 
 of_this_host: Any = machine.host_memory
 MODEL: dict[str, Any] = {
@@ -196,7 +200,7 @@ def test_what_an_accelerator_holds_is_counted_once(monkeypatch, resident, spare)
     [
         (
             "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12.50GiB.",
-            " (it asked for 12.50GiB more)",
+            " (12.50GiB more were needed)",
         ),
         ("RESOURCE_EXHAUSTED: XLA:TPU compile permanent error.", ""),
     ],
@@ -210,6 +214,39 @@ def test_a_device_that_runs_out_of_memory_names_the_settings_that_help(said, sho
     )
     for name in ("train.micro_batches", "model.remat", "mesh.fsdp", "train.batch_size"):
         assert name in message
+
+
+@pytest.mark.parametrize("share", [None, "0.5"])
+@pytest.mark.parametrize("name", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"])
+def test_a_command_uses_most_of_a_gpu_unless_told_how_much(name, share, monkeypatch):
+    for each in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.setenv(each, "")  # restored after the test
+    if share:
+        monkeypatch.setenv(name, share)
+    machine.use_most_memory()
+    given = {each: os.environ[each] for each in os.environ if each.endswith("CLIENT_MEM_FRACTION")}
+    assert given[name if share else "XLA_CLIENT_MEM_FRACTION"] == (share or "0.9")
+    assert sum(map(bool, given.values())) == 1  # JAX refuses both names at once
+    assert machine.gpu_share() == float(share or 0.9)
+
+
+@pytest.mark.parametrize("where", ["init_cache", "score", "add_squares"])
+def test_memory_that_ends_in_any_program_of_scoring_names_the_settings(where):
+    changes = {"evaluate.batch_size": 2, "evaluate.seg_len": 8, "evaluate.mem_len": 8}
+    if where == "add_squares":
+        changes |= {"evaluate.dynamic.rule": "rms", "evaluate.dynamic.statistics": 2}
+    exp, text = override(BASE, changes), np.arange(40) % 50
+    mesh = make_mesh(exp.mesh, exp.model, 2)
+    evaluator = Evaluator(exp.model, exp.evaluate, text, mesh, training=text)
+
+    def full(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9.00GiB")
+
+    evaluator._programs = evaluator._programs._replace(**{where: full})
+    evaluator._score = full if where == "score" else evaluator._score
+    params = init_state(exp, TransformerXL(exp.model), optax.sgd(0.1)).params
+    with pytest.raises(ConfigError, match=r"evaluation ran out of the memory.*evaluate.mem_len"):
+        evaluator.run(params)
 
 
 def test_another_error_of_a_device_stays_itself():
@@ -302,7 +339,9 @@ def test_compiling_ahead_is_not_refused_by_this_machine(monkeypatch):
 
 
 def test_an_attention_kernel_for_other_devices_is_refused_with_the_settings():
-    with pytest.raises(ConfigError, match=r"^model.kernel = 'triton' is for a gpu and this runs"):
+    with pytest.raises(
+        ConfigError, match=r"^model.kernel = 'triton' needs an NVIDIA GPU, but the program runs"
+    ):
         check_memory_of(override(BASE, {"model.kernel": "triton"}))
 
 

@@ -17,7 +17,8 @@ from run_records import assert_near, assert_near_state, final_state, records
 from tiers import rest_slow
 from tiny_runs import run, write_config
 
-from txl_jax.config import ConfigError, MeshConfig, TransformerXLConfig
+from txl_jax.config import ConfigError, MeshConfig, TransformerXLConfig, override
+from txl_jax.data.on_device import check_single_process
 from txl_jax.parallel import shardings
 from txl_jax.parallel.shardings import (
     copies,
@@ -26,6 +27,7 @@ from txl_jax.parallel.shardings import (
     make_mesh,
     scoring_mesh,
 )
+from txl_jax.planning.run_programs import run_programs
 
 
 class OfProcess:
@@ -71,6 +73,24 @@ def test_all_devices_of_several_processes_take_part(settings, batch, parts, size
     assert made == (dict(zip(names, sizes, strict=True)), 8)
 
 
+def test_gpus_of_several_hosts_may_share_matrices_over_hosts(noted):
+    """XLA gives the GPUs of each host a ``slice_index`` of their own, as it does for TPU slices."""
+    devices = of_processes(2, 8, "gpu")
+    for device in devices:
+        device.slice_index = device.process_index
+    made = make_mesh(MeshConfig(fsdp=16), TransformerXLConfig(), 16, devices=devices)
+    assert made == ({"data": 1, "fsdp": 16, "tensor": 1}, 16)
+
+
+def test_a_text_on_the_device_needs_one_process():
+    check_single_process(of_processes(1, 8))
+    with pytest.raises(ConfigError, match=r"train.text_on_device: needs a single process"):
+        check_single_process(of_processes(2, 4))
+    exp, two = experiment(**{"train.text_on_device": True}), of_processes(2, 1)
+    with pytest.raises(ConfigError, match=r"train.text_on_device: needs a single process"):
+        next(run_programs(override(exp, {"mesh.data": 1}), two))
+
+
 def test_any_batch_fits_any_number_of_processes(noted):
     for n, each, batch in ((2, 4, 22), (3, 8, 22), (4, 4, 60), (6, 1, 10), (16, 4, 22), (5, 3, 32)):
         devices = of_processes(n, each)
@@ -91,7 +111,7 @@ def test_any_batch_fits_any_number_of_processes(noted):
     ],
 )
 def test_a_mesh_that_does_not_divide_the_devices_of_processes_is_refused(mesh, batch, fix):
-    with pytest.raises(ConfigError, match=r"of 4 devices, and the devices of several") as caught:
+    with pytest.raises(ConfigError, match=r"of 4 devices, and with several processes") as caught:
         make_mesh(MeshConfig(**mesh), TransformerXLConfig(), batch, devices=of_processes(2, 2))
     assert str(caught.value).endswith(fix)
 
@@ -99,10 +119,10 @@ def test_a_mesh_that_does_not_divide_the_devices_of_processes_is_refused(mesh, b
 @pytest.mark.parametrize(
     ("settings", "batch", "words"),
     [
-        ({}, 22, "2 of 8 devices are in use, the others repeat the same work; train.batch_size ="
-         " 16 or 24 uses all"),
-        ({"data": 2}, 64, "2 of 8 devices are in use, the others repeat the same work; mesh.data ="
-         " -1 takes the most that the rows allow"),
+        ({}, 22, "2 of 8 devices are in use, and the others repeat the same work; train.batch_size"
+         " = 16 or 24 uses all"),
+        ({"data": 2}, 64, "2 of 8 devices are in use, and the others repeat the same work;"
+         " mesh.data = -1 uses as many as the rows allow"),
         ({}, 64, None),
     ],
 )  # fmt: skip
@@ -160,7 +180,7 @@ def test_two_processes_whose_devices_do_not_divide_the_rows_train_as_one(tmp_pat
     run(tmp_path, tmp_path / "one", **{**changes, "mesh.data": 1})
     arguments = (f"--config={config}", f"--workdir={tmp_path / 'two'}")
     first, _ = ran(tmp_path / "said", 2, *arguments, devices=4)
-    assert "2 of 8 devices are in use, the others repeat the same work" in first
+    assert "2 of 8 devices are in use, and the others repeat the same work" in first
     assert_near(records(tmp_path / "one"), records(tmp_path / "two"))
     states = (final_state(tmp_path, tmp_path / name, **changes) for name in ("one", "two"))
     assert_near_state(*states)

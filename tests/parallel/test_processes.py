@@ -146,7 +146,8 @@ def test_sigterm_to_one_of_two_ends_both_saved_at_the_same_step(tmp_path):
         os.kill(pair.all[1].pid, signal.SIGTERM)
         codes, (first, second) = pair.wait()
     assert codes == [0, 0], first + second
-    assert f"stopped by SIGTERM, saved; to resume:\n  {sys.executable} -m txl_jax.main" in first
+    command = f"{sys.executable} -m txl_jax.main"
+    assert f"stopped by SIGTERM, and the state is saved; to resume:\n  {command}" in first
     assert "stopped by" not in second
     steps = [int(name) for name in os.listdir(workdir / "checkpoints") if name.isdigit()]
     assert 0 < max(steps) < LONG["train.steps"]
@@ -161,7 +162,7 @@ def test_sigterm_to_one_of_two_ends_both_saved_at_the_same_step(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (("node0:1234", None, 0), "--num_processes=N: missing; the three go together"),
+        (("node0:1234", None, 0), "--num_processes=N: missing; give --coordinator=HOST:PORT"),
         ((None, 2, None), "--coordinator=HOST:PORT and --process_id=I: missing"),
         (("node0", 2, 0), "--coordinator=node0: must be HOST:PORT, such as node0:12345"),
         ((":1234", 2, 0), "--coordinator=:1234: must be HOST:PORT"),
@@ -194,11 +195,11 @@ def test_several_processes_that_no_variable_describes_are_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("mesh", "batch", "parts", "text"),
     [
-        ({"data": 4}, 6, 1, "data x fsdp = 4 must divide train.batch_size 6; a train.batch_size of"
-         " 4 or 8 works"),
+        ({"data": 4}, 6, 1, "data x fsdp = 4 must divide train.batch_size = 6; a"
+         " train.batch_size of 4 or 8 works"),
         ({"data": 4, "fsdp": 2}, 6, 1, "a train.batch_size of 8 works"),
-        ({"data": 2, "fsdp": 2}, 24, 4, "batch_size / micro_batches 6; a train.batch_size of 16 or"
-         " 32 works"),
+        ({"data": 2, "fsdp": 2}, 24, 4, "train.batch_size / train.micro_batches = 6; a"
+         " train.batch_size of 16 or 32 works"),
     ],
 )  # fmt: skip
 def test_a_batch_that_the_mesh_does_not_divide_is_refused_with_sizes(mesh, batch, parts, text):
@@ -227,7 +228,7 @@ def test_work_of_process_zero_must_not_wait_for_others(outer):
         lambda: processes.failing(False),
     ]
     for work in inner:
-        with pytest.raises(RuntimeError, match="process 0 would wait for processes that wait"):
+        with pytest.raises(RuntimeError, match="on process 0 alone must not wait for other"):
             outer(work)
         assert outer(int) == 0  # and it works again
 
@@ -309,7 +310,7 @@ def test_a_signal_to_one_of_two_saves_both(long, sent, code):
         os.kill(pair.all[0].pid, sent)
         codes, (first, _) = pair.wait()
     assert codes == [code, 0]
-    assert f"stopped by {sent.name}, saved; to resume:" in first
+    assert f"stopped by {sent.name}, and the state is saved; to resume:" in first
 
 
 @pytest.mark.slow

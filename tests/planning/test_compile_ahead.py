@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from typing import Any
 
 import jax
@@ -413,9 +414,68 @@ def test_several_seeds_on_several_devices_are_refused_as_in_training():
         next(ahead.programs(exp, jax.devices()))
 
 
+def test_the_share_of_a_gpu_that_a_command_may_use_is_compared(monkeypatch, capsys):
+    limits = []
+    monkeypatch.setattr(ahead, "topology_devices", lambda topology: jax.devices()[:1])
+    monkeypatch.setattr(ahead, "programs", lambda exp, devices: ["one"])
+    monkeypatch.setattr(ahead, "format_program", lambda _, limit: limits.append(limit))
+    monkeypatch.setattr(ahead, "Program", types.SimpleNamespace)
+    for share, topology in ((None, "h100:1x1x1"), ("0.75", "h100:1x1x1"), (None, "v5e:1x1")):
+        monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION", raising=False)
+        if share:
+            monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", share)
+        with pytest.raises(AttributeError):  # a text does not know whether it fits
+            ahead.compile_ahead(experiment(), topology)
+    assert limits == [int(0.9 * 80 * 10**9), int(0.75 * 80 * 10**9), int(15.75 * GIB)]
+
+
+DOCUMENTS = {"data.name": "tokens", "data.path": "x", "data.document_separator": "7"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "episodes", "parts"),
+    [
+        ({}, {"train": False, "validate": (False,)}, []),
+        (DOCUMENTS, {"train": True, "validate": (True,)}, []),
+        ({"train.context_len": 3}, {"train": True, "validate": (False,)}, []),
+        ({"evaluate.warm_start": 5}, {"train": False, "evaluate": (True, False)}, ["warm-up"]),
+    ],
+)
+def test_programs_and_checks_know_where_memory_is_reset_within_a_segment(
+    changes, episodes, parts, monkeypatch
+):
+    checked: dict[str, list[bool]] = {}
+
+    def note(name, c, mesh, *sizes, episodes, **program):
+        checked.setdefault(name, []).append(episodes)
+        return iter(())
+
+    monkeypatch.setattr(run_programs, "_self_check", note)
+    monkeypatch.setattr(run_programs, "may_fuse_cache", lambda *_: True)
+    exp = experiment(**changes)
+    names = [program.name for program in run_programs.run_programs(exp, jax.devices())]
+    for name, expected in episodes.items():
+        assert checked[name] == [expected] if name == "train" else list(expected)
+    assert [n for n in names if n.startswith("evaluate, warm")] == [
+        f"evaluate, {part}" for part in parts
+    ]
+    batch = run_programs.training_text(exp).segment(0)
+    assert (batch.resets is not None) == (changes is DOCUMENTS)
+
+
+def test_a_kernel_by_name_changes_no_shape_and_no_first_parameter():
+    """The shapes are found before the devices of a mesh are known, by a segment of one token."""
+    for kernel in ("triton", "pallas_tpu", "cudnn"):
+        exp = experiment(**{"model.kernel": kernel})
+        plain = experiment(**{"model.kernel": "xla"})
+        assert param_shapes(exp.model) == param_shapes(plain.model)
+        parts = exp, txl_jax.TransformerXL(exp.model), make_optimizer(exp)
+        assert jax.eval_shape(functools.partial(init_state, *parts))
+
+
 def test_idle_devices_are_told_as_training_does(monkeypatch, capsys):
     monkeypatch.setattr(ahead, "programs", lambda exp, devices: [])
-    said = "6 of 8 devices are in use, the others stay idle; train.batch_size = 8 uses all"
+    said = "6 of 8 devices are in use, and the others stay idle; train.batch_size = 8 uses all"
     for data, times in ((-1, 1), (6, 0)):
         changes = {"train.batch_size": 6, "mesh.data": data}
         assert ahead.compile_ahead(experiment(**changes), topology=None) == 0
@@ -507,7 +567,8 @@ def test_slices_and_texts_that_are_not_known_are_refused_and_no_folder_is_made(t
         "TPU_LIBRARY_PATH=/nowhere/libtpu.so: there is no such file; name a libtpu.so"
     )
     assert refused(f"--config={config}", "--topology=v5e:2x4") == (
-        "--topology=v5e:2x4: is for --mode=compile"
+        "--topology=v5e:2x4: only --mode=compile reads this flag; leave the flag out, or give that"
+        " mode"
     )
     assert not (tmp_path / "run").exists()
 
@@ -531,6 +592,11 @@ def test_slices_have_the_names_they_are_rented_by():
     for wrong in ("v5p:4x4", "v5e:2x2x2", "v5e:0x4", "v5e", "v5e:4x4x", "4x4"):
         with pytest.raises(PlanningError, match="must be a kind of TPU"):
             accelerator_type(wrong)
+    for topology in ("v4:4x4x8", "v5p:8x8x16", "v6e:16x16", "v5e:1x1"):
+        assert accelerator_type(topology)
+    for absent in ("v5e:1x2", "v5e:4x2", "v6e:16x32", "v5p:1x1x1", "v5p:2x2x8", "v4:8x4x4"):
+        with pytest.raises(PlanningError, match="there is no such slice of a v"):
+            accelerator_type(absent)
 
 
 def test_vocabularies_of_published_corpora_are_known():
@@ -590,7 +656,7 @@ def test_slices_share_rows_and_each_has_its_part_of_the_mesh():
         "2 4 1 0 0 0 0 1 1 1 1",
         "4 2 1 1 0 1 0 1 0 1 0 1",
         "4 1 1 2 0 0 0 0 1 1 1 1",
-        "config key mesh = data 1 x fsdp 8 x tensor 1: the 2 TPU slices share rows alone, so"
+        "config key mesh = data 1 x fsdp 8 x tensor 1: the 2 TPU slices divide only rows, so"
         " mesh.data must be a multiple of 2",
     ], done.stderr
 

@@ -309,7 +309,7 @@ def test_a_run_tells_its_kernel_and_warns_of_a_fallback_with_what_mends_it(monke
 
 def test_a_run_tells_the_default_rate_of_an_optimizer_that_finds_its_own():
     prodigy = override(experiment(), {"optimizer.name": "optax.contrib.prodigy"})
-    note = "; the default of optax.contrib.prodigy is 1, optimizer.learning_rate=1.0"
+    note = ", and the default of optax.contrib.prodigy is 1; to use that, give"
     assert note in told(choice.Choice("xla"), prodigy)
     assert note not in told(choice.Choice("xla"), experiment())
 

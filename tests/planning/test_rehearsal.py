@@ -126,5 +126,5 @@ def test_a_gpu_that_the_compiler_has_left_behind_is_refused_in_a_line(tmp_path):
     done = call(*(f"--config={config}", "--mode=compile", "--topology=v100:1x1x1"), XLA_FLAGS="")
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]  # XLA prints others before it
-    assert last.startswith("error: the ptxas at hand")
-    assert "CUDA 13 has none for a V100" in last
+    assert last.startswith("error: the installed ptxas")
+    assert "CUDA 13 does not support a V100" in last

@@ -252,7 +252,9 @@ def test_a_checkpoint_that_was_lost_is_not_said_to_be_kept(tmp_path, monkeypatch
         return jax.tree.map(lambda g: jnp.where(state.step == 8, jnp.nan, g), gradient), *rest
 
     monkeypatch.setattr(step_module, "accumulate_gradient", spoilt)
-    kept = pytest.raises(NonFiniteError, match="at step 9; stopped, checkpoint 4 is kept")
+    kept = pytest.raises(
+        NonFiniteError, match="at step 9; training stopped, and checkpoint 4 is kept"
+    )
     with refused_at(8), full_at(6), kept:
         train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())
 
@@ -288,7 +290,7 @@ def test_a_step_whose_folder_cannot_be_made_leaves_no_thread_waiting(tmp_path, m
     for thread in set(threading.enumerate()) - before:
         thread.join(10)
         assert not thread.is_alive(), thread.name
-    assert str(caught.value).endswith(": Read-only file system; there is no other")
+    assert str(caught.value).endswith(": Read-only file system; there is no other checkpoint")
 
 
 @pytest.fixture
@@ -547,7 +549,12 @@ def after(function):
 
 
 MOMENTS = {
-    "compiling": (trainer, "compiled_step", before, "before the first step, nothing to save"),
+    "compiling": (
+        trainer,
+        "compiled_step",
+        before,
+        "before the first step, so there is nothing to save",
+    ),
     "validating": (Evaluator, "run", before, "saved"),
     "saving": (Checkpoints, "_save_items", after, "saved"),
     "reporting": (run_module, "score_split", before, "saved"),

@@ -199,7 +199,7 @@ def test_a_start_that_changed_before_the_first_checkpoint_is_refused(trained, tm
         doubled = {name: 2 * file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
     save_file(doubled, path, metadata)
-    with pytest.raises(ConfigError, match="have changed since the first start"):
+    with pytest.raises(ConfigError, match="have changed since the run began"):
         begin(tmp_path / "text", start, tmp_path / "tuned")
 
 
@@ -211,9 +211,9 @@ def test_another_shape_is_refused_with_the_flags_to_give(trained, tmp_path):
     with pytest.raises(ConfigError) as error:
         begin(tmp_path / "text", trained, tmp_path / "tuned", **changes)
     assert str(error.value) == (
-        f"config key train.start_from = {str(trained)!r}: its model has n_layer 2, not 3, d_inner"
-        " 32, not 64, untie_r False, not True; give model.n_layer=2"
-        " model.d_inner=32 model.untie_r=False, or leave them out of the config"
+        f"config key train.start_from = {str(trained)!r}: the trained model has n_layer 2, not 3,"
+        " d_inner 32, not 64, untie_r False, not True; give model.n_layer=2"
+        " model.d_inner=32 model.untie_r=False, or leave these settings out"
     )
     assert not (tmp_path / "tuned").exists()
 
@@ -222,7 +222,10 @@ def test_lengths_that_the_starting_model_cannot_have_are_refused_before_it_begin
     absolute: dict[str, Any] = {"model.attention": "absolute"}
     absolute |= {f"{section}.mem_len": 0 for section in ("train", "validate", "evaluate")}
     claimed(tmp_path, tmp_path / "start", **absolute)
-    with pytest.raises(ConfigError, match=r"train\.mem_len = 16: attention 'absolute' has no mem"):
+    with pytest.raises(
+        ConfigError,
+        match=r"train\.mem_len = 16: must be 0, because attention 'absolute' has no mem",
+    ):
         resolved(tmp_path / "text", tmp_path / "start", tmp_path / "tuned")
 
 
@@ -258,7 +261,7 @@ def test_another_kind_of_token_is_refused(trained, tmp_path):
 @pytest.mark.integration
 def test_a_folder_without_a_model_is_refused(trained, tmp_path):
     for folder in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(ConfigError, match=r"there is no config\.json in it; name the workdir"):
+        with pytest.raises(ConfigError, match=r"this folder has no config\.json; name the workdir"):
             begin(tmp_path / "text", folder, tmp_path / "tuned")
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -278,7 +281,7 @@ def test_a_corpus_of_another_vocabulary_is_refused(trained, tmp_path):
     swapped = Vocab("char", corpus.vocab.symbols[::-1])
     corpus = dataclasses.replace(corpus, vocab=swapped)
     (tmp_path / "b").mkdir()
-    with pytest.raises(ConfigError, match="vocabulary is not the vocabulary of the encoded"):
+    with pytest.raises(ConfigError, match="vocabulary is not that of the training text"):
         train(exp, corpus, str(tmp_path / "b"), PreemptionGuard())
 
 

@@ -150,9 +150,9 @@ def test_the_data_axis_takes_the_devices_that_rows_and_the_other_axes_leave():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"data": 9}, "mesh = data 9 x fsdp 1 x tensor 1 = 9: there are 8 devices"),
-        ({"data": 4, "fsdp": 2, "tensor": 2}, "= 16: there are 8 devices"),
-        ({"data": 3}, "data x fsdp = 3 must divide train.batch_size 8"),
+        ({"data": 9}, "mesh = data 9 x fsdp 1 x tensor 1 = 9: must be at most 8, the number"),
+        ({"data": 4, "fsdp": 2, "tensor": 2}, "= 16: must be at most 8, the number of devices"),
+        ({"data": 3}, "data x fsdp = 3 must divide train.batch_size = 8"),
         ({"data": 1, "tensor": 3}, "mesh.tensor = 3: must divide model.n_head 8"),
     ],
 )
@@ -163,7 +163,9 @@ def test_an_impossible_mesh_is_refused_with_the_reason(settings, words):
 
 
 def test_rows_of_a_micro_batch_must_be_divided_too():
-    with pytest.raises(ConfigError, match="must divide batch_size / micro_batches 2"):
+    with pytest.raises(
+        ConfigError, match=r"must divide train\.batch_size / train\.micro_batches = 2"
+    ):
         make_mesh(MeshConfig(data=4), experiment().model, B, micro_batches=4)
 
 
@@ -221,10 +223,12 @@ def test_a_part_that_does_not_divide_a_tpu_slice_is_refused_with_the_fix(
     batch, settings, fix, monkeypatch
 ):
     devices = slice_of(8, monkeypatch)
-    with pytest.raises(ConfigError, match="a part of a TPU slice must divide it") as error:
+    with pytest.raises(
+        ConfigError, match="on TPUs the number in use must divide the number"
+    ) as error:
         make_mesh(MeshConfig(**settings), experiment().model, batch, devices=devices)
     assert str(error.value).endswith(fix)
-    with pytest.raises(ConfigError, match="a part of a TPU slice must divide it"):
+    with pytest.raises(ConfigError, match="on TPUs the number in use must divide the number"):
         scoring_mesh(MeshConfig(**settings), experiment().model, batch, devices=devices)
 
 
@@ -241,12 +245,12 @@ def test_scoring_takes_the_fewest_devices_that_are_as_fast_as_all(monkeypatch):
 @pytest.mark.parametrize(
     ("batch", "parts", "settings", "words"),
     [
-        (6, 1, {}, "6 of 8 devices are in use, the others stay idle; train.batch_size = 8"),
-        (22, 1, {}, "2 of 8 devices are in use, the others stay idle; train.batch_size = 16 or"
+        (6, 1, {}, "6 of 8 devices are in use, and the others stay idle; train.batch_size = 8"),
+        (22, 1, {}, "2 of 8 devices are in use, and the others stay idle; train.batch_size = 16 or"
          " 24 uses all"),
-        (24, 4, {}, "6 of 8 devices are in use, the others stay idle; train.batch_size = 32"),
+        (24, 4, {}, "6 of 8 devices are in use, and the others stay idle; train.batch_size = 32"),
         (22, 1, {"tensor": 2}, "train.batch_size = 20 or 24 uses all"),
-        (60, 1, {"fsdp": 3}, "mesh.fsdp x mesh.tensor = 3 does not divide 8"),
+        (60, 1, {"fsdp": 3}, "mesh.fsdp x mesh.tensor = 3 must divide 8 to use all"),
         (24, 1, {}, None),
         (22, 1, {"data": 2}, None),
     ],
@@ -269,7 +273,7 @@ def test_a_run_that_leaves_devices_idle_says_so_once(tmp_path, capsys):
     txl_jax.load(str(tmp_path / "run")).evaluate(batch_size=1)
     assert (
         capsys.readouterr().err.count(
-            "1 of 8 devices are in use, the others stay idle; evaluate.batch_size = 8 uses all"
+            "1 of 8 devices are in use, and the others stay idle; evaluate.batch_size = 8 uses all"
         )
         == 1
     )

@@ -152,7 +152,7 @@ def test_every_seed_gives_the_key_that_it_gives_alone(seed):
 
 
 def test_a_mesh_of_several_devices_is_refused(folder):
-    with pytest.raises(ConfigError, match=r"^config key train.num_seeds = 2: is for one device"):
+    with pytest.raises(ConfigError, match=r"^config key train.num_seeds = 2: all seeds run on"):
         override(experiment(folder), {"train.num_seeds": 2, "mesh.data": 2})
 
 
@@ -163,9 +163,13 @@ def test_a_folder_of_seeds_is_resumed_with_all_or_refused_with_the_only_one(fold
             tmp_path / f"seed_{seed}", override(exp, {"seed": seed, "train.num_seeds": 1}), corpus
         )
         if seed == 3:
-            with pytest.raises(WorkdirError, match=r"its only run is in workdir=.*/seed_3; name"):
+            with pytest.raises(
+                WorkdirError, match=r"the only run in this folder is a seed; give workdir=.*/seed_3"
+            ):
                 stored_experiment(str(tmp_path))
-    with pytest.raises(WorkdirError, match=r"seed_4 is missing between its runs; resume each"):
+    with pytest.raises(
+        WorkdirError, match=r"seed_4 is missing between the other seeds; resume each"
+    ):
         stored_experiment(str(tmp_path))
     shutil.copytree(tmp_path / "seed_3", tmp_path / "seed_4")
     found = stored_experiment(str(tmp_path))

@@ -222,15 +222,15 @@ def test_micro_batches_add_up_and_an_update_moves_all_of_it():
         ({"loss.past_decode": 0.1}, r"loss\.past_decode = 0\.1: .* model\.past_decode=True too$"),
         (
             {"loss.past_decode": 0.1, "model.past_decode": True, "model.sample_softmax": 9},
-            r"loss\.past_decode = 0\.1: .*sample_softmax 9 draws some: use sample_softmax 0$",
+            r"loss\.past_decode = 0\.1: .* 9 computes only some; set model\.sample_softmax to 0$",
         ),
         (
             {"model.past_decode": True, "model.cutoffs": (5,)},
-            r"model\.past_decode = True: needs one table",
+            r"model\.past_decode = True: needs one embedding",
         ),
         (
             {"model.past_decode": True, "model.div_val": 2},
-            r"model\.past_decode = True: needs one table",
+            r"model\.past_decode = True: needs one embedding",
         ),
     ],
 )

@@ -97,7 +97,7 @@ def test_from_the_command_to_an_update_are_at_most_seven_calls(tmp_path, monkeyp
         ({"model.vocab_size": 5}, ConfigError, "model.vocab_size = 5"),
         ({"generate.prompt": "\u20ac", "generate.length": 8}, DataError, "generate.prompt"),
         ({"mesh.data": 3}, ConfigError, "mesh.data = 3"),
-        ({"model.kernel": "triton"}, ConfigError, "model.kernel = 'triton' is for a gpu"),
+        ({"model.kernel": "triton"}, ConfigError, "model.kernel = 'triton' needs an NVIDIA GPU"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

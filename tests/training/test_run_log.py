@@ -460,7 +460,7 @@ def test_lines_that_are_no_records_are_skipped_counted_and_kept(make, tmp_path, 
     _train(log, 8, 21)
     log.close()
     assert (tmp_path / "run" / "loss.png").exists()
-    said = f"metrics.jsonl: {len(FOREIGN)} damaged or foreign lines were skipped"
+    said = f"metrics.jsonl: {len(FOREIGN)} lines were skipped (damaged, or no record of a run)"
     assert said in capsys.readouterr().err
     _train(make("whole"), 0, 21)
     assert _untimed(tmp_path / "run") == _untimed(tmp_path / "whole")

@@ -290,8 +290,8 @@ def test_too_many_in_a_row_stop_the_run_also_over_a_resume(tmp_path, spoil):
     cut = tmp_path / "cut"
     assert not train(exp, corpus, str(cut), StopAt(8)).finished
     text = (
-        "4 updates in a row were skipped, the last at step 9: gradient norm is nan; stopped,"
-        " checkpoint 8 is kept. Try a lower optimizer.learning_rate, more"
+        "4 updates in a row were skipped, the last at step 9: gradient norm is nan; training"
+        " stopped, and checkpoint 8 is kept. Try a lower optimizer.learning_rate, more"
         " optimizer.warmup_steps, or model.dtype float32, or raise train.max_skipped"
     )
     for workdir in (tmp_path / "whole", cut):
@@ -319,7 +319,9 @@ def test_a_state_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):
     with pytest.raises(NonFiniteError) as caught:
         train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())
     text = str(caught.value)
-    assert text.startswith("params/embedding is not finite after step 4; stopped, checkpoint 2 is")
+    assert text.startswith(
+        "params/embedding is not finite after step 4; training stopped, and checkpoint 2 is"
+    )
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["2"]
 
 

@@ -145,8 +145,8 @@ def test_a_context_longer_than_a_stream_is_refused(folder):
     assert str(caught.value) == (
         f"config key train.context_len = {longest + 1}: a stream of the train split has only"
         f" {longest} of its {len(corpus.train):,} tokens at train.batch_size 4; use a shorter"
-        f" context, fewer streams, or a text with {4 * longest + 4:,} tokens or more in its"
-        " train split"
+        f" context, a lower train.batch_size, or a text with {4 * longest + 4:,} tokens or more in"
+        " its train split"
     )
 
 

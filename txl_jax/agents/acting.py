@@ -19,14 +19,16 @@ from txl_jax.model.transformer_xl import TransformerXL
 def check_for_agents(c: TransformerXLConfig) -> None:
     """Raises ConfigError if the model has no memory, or if acting and learning would differ."""
     if not isinstance(c, TransformerXLConfig):
-        raise TypeError(f"a model has a TransformerXLConfig as settings, not {type(c).__name__}")
+        raise TypeError(f"the settings must be a TransformerXLConfig, not {type(c).__name__}")
     if c.memory_free:
-        raise ConfigError(f"model.attention = {c.attention!r}: acting needs a form with memory")
+        raise ConfigError(
+            f"model.attention = {c.attention!r}: acting needs a memory; use 'relative'"
+        )
     if not c.same_length:
         raise ConfigError(
-            "model.same_length = False: acting and learning would differ, because a step sees M"
-            " earlier steps and the last step of a training window sees more; use 'tf' (the M"
-            " steps before it) or 'pytorch' (one less)"
+            "model.same_length = False: acting and learning would differ, because acting sees"
+            " mem_len earlier steps and the last step of a training window sees more; use 'tf'"
+            " (each step sees mem_len earlier ones) or 'pytorch' (one less)"
         )
 
 
@@ -68,7 +70,7 @@ class Actor(flax.struct.PyTreeNode):
           TypeError: ``model`` is another module, such as a ``SequenceModel``.
         """
         if not isinstance(model, TransformerXL):
-            raise TypeError(f"an actor has a TransformerXL as model, not {type(model).__name__}")
+            raise TypeError(f"the model must be a TransformerXL, not {type(model).__name__}")
         c = model.cfg
         check_for_agents(c)
         if c.scan_layers:

@@ -88,7 +88,9 @@ class StateBuffer(flax.struct.PyTreeNode):
         """
         mem_len, n_rows = size("mem_len", mem_len, 0), self.hidden.shape[1]
         if mem_len > self.steps:
-            raise ValueError(f"mem_len = {mem_len}: the buffer has {self.steps} slots")
+            raise ValueError(
+                f"mem_len = {mem_len}: must be at most {self.steps}, the slots of this buffer"
+            )
         hidden, begins = jnp.asarray(self.hidden), jnp.asarray(self.begins)
         stored = int32_array("stored", self.stored, (n_rows,))
         if rows is not None:

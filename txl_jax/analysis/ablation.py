@@ -111,7 +111,7 @@ def table_runs(config: str, overrides: Mapping[str, str], workdir: str) -> list[
     all_rows = config_rows(file)
     if not all_rows:
         raise AnalysisError(
-            f"{argument('config', config)}: has no rows; name a table, as configs/table6.py"
+            f"{argument('config', config)}: has no rows; name a table, such as configs/table6.py"
         )
     if variant not in ("", "smoke"):
         raise AnalysisError(
@@ -125,7 +125,10 @@ def table_runs(config: str, overrides: Mapping[str, str], workdir: str) -> list[
             raise AnalysisError(f"config key ablation.workdirs: {text!r} must be ROW=WORKDIR")
     for row in (*c.rows, *given):
         if row not in all_rows:
-            raise AnalysisError(f"there is no row {row!r}; rows: {', '.join(all_rows)}")
+            raise AnalysisError(
+                f"config key ablation.{'rows' if row in c.rows else 'workdirs'}: there is no row"
+                f" {row!r}; the rows are {', '.join(all_rows)}"
+            )
     runs = []
     for row in c.rows or all_rows:
         exp = load_config(f"{file}:{'-'.join(filter(None, (row, variant)))}", overrides)
@@ -204,10 +207,10 @@ def attention_lengths(exp: ExperimentConfig, lengths: tuple[int, ...]) -> tuple[
         selected = [length for length in selected if length <= limit]
     shortest = 1 if exp.train.mem_len else exp.evaluate.seg_len
     if selected[0] < shortest:
+        key = "ablation.lengths" if selected[0] in lengths else "train.seg_len"
         raise AnalysisError(
-            f"config key ablation.lengths: {selected[0]} is less than a segment of evaluation"
-            f" ({exp.name}: evaluate.seg_len = {shortest}); a model without memory needs at least"
-            " this length"
+            f"config key {key}: {selected[0]} is less than evaluate.seg_len = {shortest} of"
+            f" {exp.name}; a model without memory needs at least evaluate.seg_len"
         )
     return train_length, selected
 

@@ -119,10 +119,12 @@ class AttentionReader:
             )
         limit = model.segment_limit
         if limit is not None and self.n_keys > limit:
+            fix = f"use attention.mem_len={limit - c.seg_len}"
+            if c.seg_len > limit:
+                fix = f"use attention.seg_len={limit} and attention.mem_len=0"
             raise AnalysisError(
-                f"attention.mem_len = {c.mem_len}: the sum with attention.seg_len {c.seg_len} is"
-                f" larger than model.n_positions = {limit}; use"
-                f" attention.mem_len={max(0, limit - c.seg_len)}"
+                f"attention.mem_len = {c.mem_len} + attention.seg_len = {c.seg_len} is larger than"
+                f" model.n_positions = {limit}; {fix}"
             )
         self._model = TransformerXL(model)
         p = self.protocol
@@ -139,7 +141,7 @@ class AttentionReader:
             raise AnalysisError(
                 f"attention.mem_len = {c.mem_len}: no segment of {c.seg_len} tokens has so many"
                 f" preceding tokens in {name}, which has {len(tokens):,} tokens in {p.batch_size}"
-                " streams; use less memory, or fewer streams"
+                " streams; lower attention.mem_len or attention.batch_size"
             )
         least = (self._warm_up + 1) * p.seg_len - 1 if p.mem_len else self.n_keys - 1
         if not least <= c.position < len(tokens):

@@ -34,6 +34,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.evaluation.split import corpus_record
+from txl_jax.model import self_check
 from txl_jax.model.precision import arithmetic_record
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import Checked, Work, check_arrays
@@ -175,6 +176,7 @@ def _window_batches(model, params, text, c: ContextConfig, group: tuple[int, ...
             batch = starts[i : i + c.batch_size]
             batch = np.pad(batch, (0, c.batch_size - len(batch)), mode="edge")
             rows, n_real = _padded_rows(text, batch, group[-1] + stride)
+            self_check.check_on_one_device(module.cfg, len(rows), rows.shape[1] - 1, 0)
             nll = np.asarray(checked(params, rows, n_real - 1))
             yield group, (batch + lengths - first)[..., None] + np.arange(stride), nll
 
@@ -193,6 +195,8 @@ def _stream_batches(model, params, text, c: ContextConfig, mem_len: int) -> Batc
 
     def batches():
         check_arrays(_WORK, memory_shapes(model, b, mem_len))
+        if model.scan_layers:  # otherwise it reads a cache
+            self_check.check_on_one_device(model, b, stride, mem_len)
         mems: Any = module.init_mems(b, mem_len)
         if not model.scan_layers:
             project = lambda v, m: module.apply(v, m, seg_len=stride, method="init_cache")

@@ -1,7 +1,8 @@
 """Measures the largest distance at which a model finds an answer (``--mode=probe``).
 
-The texts come from data/sources/probe.py. At each distance, episodes are drawn whose answer is the
-last target of a segment. Other episodes come first and fill the memory.
+data/sources/probe.py draws the texts: episodes, each of a symbol, noise, and the same symbol as the
+answer. At each distance, texts are drawn whose last episode has this distance; its answer is the
+last target of a segment. The other episodes come first and fill the memory.
 
 Each layer attends to states of the layer below, which depend on still earlier tokens. The reach is
 therefore O(L x M), layers times memory (paper, section 3.2). Without a window, a query attends to M
@@ -26,6 +27,7 @@ from txl_jax.analysis.results import AnalysisError, describe_model, new_figure, 
 from txl_jax.checkpoint.trained_model import TrainedModel, memory_shapes
 from txl_jax.config import ProbeTextConfig, TransformerXLConfig
 from txl_jax.data.sources.probe import alphabet, draw, episodes
+from txl_jax.model import self_check
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import Checked, Work, check_arrays
 
@@ -87,7 +89,7 @@ def check(trained: TrainedModel) -> None:
     if c.model.memory_free and any(c.probe.mem_lens):
         raise AnalysisError(
             f"config key probe.mem_lens = {c.probe.mem_lens}: attention"
-            f" {c.model.attention!r} has no memory; use only 0"
+            f" {c.model.attention!r} has no memory; give 0 alone"
         )
 
 
@@ -151,6 +153,7 @@ def last_logits(
     model: TransformerXL, params: Any, tokens: np.ndarray, seg_len: int, mem_len: int
 ) -> np.ndarray:
     """Returns the logits [B,V] after ``tokens``, int32 [B,S], where S is a multiple of T."""
+    self_check.check_on_one_device(model.cfg, len(tokens), seg_len, mem_len)
     mems = model.init_mems(len(tokens), mem_len)
     for start in range(0, tokens.shape[1], seg_len):
         logits, mems = _segment(model)(params, tokens[:, start : start + seg_len], mems)

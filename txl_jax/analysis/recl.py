@@ -44,7 +44,7 @@ class Losses:
     def __post_init__(self):
         if len(self.contexts) < 2 or any(a >= b for a, b in itertools.pairwise(self.contexts)):
             raise AnalysisError(
-                f"{self.name}: contexts {self.contexts} must be two or more, rising"
+                f"{self.name}: contexts {self.contexts} must be two or more rising lengths"
             )
         if self.nll.ndim != 2 or self.nll.shape[0] != len(self.contexts) or not self.nll.size:
             raise AnalysisError(
@@ -90,7 +90,7 @@ class Losses:
                 return cls(str(file["name"]), contexts, nll, targets)
         except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
             raise AnalysisError(
-                f"{path}: must be an .npz of name, contexts [C] and nll [C,N]: {error}"
+                f"{path}: must be an .npz file with name, contexts [C] and nll [C,N] ({error})"
             ) from error
 
 

@@ -119,27 +119,27 @@ def context_lengths(exp: ExperimentConfig) -> tuple[int, ...]:
         )
     if exp.context.kind == "window" and stride > c.delta:
         raise AnalysisError(
-            f"context.stride={stride}: a target has up to stride - 1 tokens more context"
-            f" than c; with recl.delta={c.delta}, use a stride of at most {c.delta}"
+            f"context.stride={stride}: must be at most recl.delta={c.delta}, since a target sees up"
+            " to stride - 1 tokens more than its context length"
         )
     return lengths
 
 
 def parse_models(models: tuple[str, ...]) -> list[Member]:
     """Parses ``recl.models`` in the given order. Raises AnalysisError for malformed entries."""
-    form = "recl.models must be NAME=WORKDIR or NAME=FILE.npz, GROUP:NAME=… for several groups"
+    form = "give NAME=WORKDIR or NAME=FILE.npz, and GROUP:NAME=… for several groups"
     if not models:
-        raise AnalysisError(f"recl.models is empty: {form}, separated by commas")
+        raise AnalysisError(f"recl.models is empty; {form}, separated by commas")
     members: list[Member] = []
     for text in models:
         match = re.fullmatch(r"(?:([\w.+-]+):)?([\w.+-]+)=(.+)", text)
         if not match:
-            raise AnalysisError(f"recl.models has {text!r}: {form}")
+            raise AnalysisError(f"recl.models has {text!r}; {form}")
         member = Member(match[1] or "", match[2], match[3])
         if any(member.label == other.label for other in members):
             raise AnalysisError(f"recl.models has two models with the name {member.label}")
         if not path(member.path if member.recorded else f"{member.path}/{CONFIG}").exists():
-            what = "there is no such file" if member.recorded else f"there is no {CONFIG} in it"
+            what = "there is no such file" if member.recorded else f"the folder has no {CONFIG}"
             raise AnalysisError(f"recl.models has {text!r}: {what}")
         members.append(member)
     return members
@@ -162,7 +162,7 @@ def _collect_losses(
     targets |= {m: _targets(m, vocabs[m], c, data) for m in own}
     _check_equal(
         {m: f"{targets[m][0]:,} targets" for m in members},
-        "have different targets; see context.max_tokens, context.split and recl.longest",
+        "have different targets; check context.max_tokens, context.split and recl.longest",
     )
     _check_equal(
         {m: targets[m][1] for m in members},

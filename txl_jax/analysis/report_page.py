@@ -107,10 +107,10 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
     runs = [read_run(folder) for folder in ([workdir] * is_run + [*exp.report.workdirs])]
     if not runs:
         name = argument("config.report.workdirs", "RUN,RUN")
-        fix = f"name runs to compare with {name}"
+        fix = f"give the runs to compare: {name}"
         if path(workdir, "sweep.csv").exists():
-            fix = f"it is the folder of a sweep, whose sweep.csv lists the runs; {fix}"
-        raise WorkdirError(f"{argument('workdir', workdir)}: there is no {CONFIG} in it; {fix}")
+            fix = f"its sweep.csv lists the runs of a sweep; {fix}"
+        raise WorkdirError(f"{argument('workdir', workdir)}: this folder has no {CONFIG}; {fix}")
     register_outputs(workdir, "report")
     runs = with_distinct_folders(runs)
     main, runs = runs[0] if is_run else None, with_shared_protocol(runs)
@@ -144,7 +144,7 @@ def read_run(workdir: str) -> RunRecord:
     """Reads the record of a run. Raises WorkdirError if the folder is not the workdir of a run."""
     of = lambda name: os.path.join(workdir, name)
     if not path(of(CONFIG)).exists():
-        raise WorkdirError(f"{workdir}: there is no {CONFIG} in it; name the workdir of a run")
+        raise WorkdirError(f"{workdir}: this folder has no {CONFIG}; name the workdir of a run")
     metrics = _read_lines(of("metrics.jsonl"), records.is_record)
     evaluations = _read_lines(of("evaluations.jsonl"), is_evaluation)
     sample = of("sample.txt")
@@ -317,7 +317,7 @@ def analyses(workdir: str) -> list[dict[str, Any]]:
             try:
                 text = json.dumps(read_json(file), indent=1, ensure_ascii=False)
             except WorkdirError:
-                say(f"warning: {file}: is damaged, and is left out of the page")
+                say(f"warning: {file}: the file is damaged, so the page leaves it out")
         text = text if len(text) < LARGEST_JSON else ""
         if (images := saved_figures(workdir, name)) or text:
             section = {"heading": row.page[0], "caption": row.page[1], "images": images}

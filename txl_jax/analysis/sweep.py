@@ -141,10 +141,12 @@ def grid_runs(exp: ExperimentConfig, workdir: str) -> list[tuple[str, dict[str, 
     grid = {k: v if isinstance(v, list) else [v] for k, v in exp.sweep.grid.items()}
     how = argument("config.sweep.grid.optimizer.learning_rate", "1e-3,3e-4")
     for key, values in (grid or {"": []}).items():
-        why = "does not change the trained model: leave it out" if is_free(key) else ""
-        why = "changes the text, and losses of two texts differ" if key[:5] == "data." else why
-        why = "give sweep.seeds" if key in ("seed", "train.num_seeds") else why
-        why = why if values else f"give settings with values, as {how}"
+        why = "does not change the trained model; leave this key out" if is_free(key) else ""
+        texts = "changes the text, and losses on different texts cannot be compared"
+        why = texts if key[:5] == "data." else why
+        seeds = "cannot be a key of a sweep; give the number of seeds as sweep.seeds"
+        why = seeds if key in ("seed", "train.num_seeds") else why
+        why = why if values else f"has no values; give settings with values, such as {how}"
         if why:
             where = f"config key sweep.grid.{key}".removesuffix(".")
             raise ConfigError(f"{where} = {short_repr(values if key else grid)}: {why}")
@@ -154,7 +156,7 @@ def grid_runs(exp: ExperimentConfig, workdir: str) -> list[tuple[str, dict[str, 
         settings = {key: flatten(one.to_dict())[key] for key in grid}
         name = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in settings.items())
         if name in cells:
-            raise ConfigError(f"config key sweep.grid: {name} is given twice")
+            raise ConfigError(f"config key sweep.grid: {name} is given twice; leave one out")
         folder = os.path.join(workdir, re.sub(r"[^\w.+=-]", "_", name.replace(" ", "-")))
         count = max(exp.sweep.seeds, exp.train.num_seeds)
         runs = [override(one, {"seed": exp.seed + n}) for n in range(count)]

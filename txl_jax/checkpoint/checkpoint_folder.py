@@ -82,9 +82,9 @@ class CheckpointFolder:
         try:
             meta = parse_json_object(path(self.step_path(step), "meta", "metadata").read_bytes())
         except (OSError, ValueError) as error:
-            return {}, f"has no readable meta ({type(error).__name__})"
+            return {}, f"has no readable metadata ({type(error).__name__})"
         if not isinstance(meta.get("config"), dict) or type(meta.get("format")) is not int:
-            return {}, "has no readable meta (no config or format)"
+            return {}, "has no readable metadata (no config or format)"
         return meta, None
 
     def fault(self, step: int) -> str | None:
@@ -92,7 +92,7 @@ class CheckpointFolder:
         manifest = path(self.step_path(step), MANIFEST)
         expected: dict[str, str] = {}
         if not manifest.exists():
-            return f"has lost its {MANIFEST}, so its files cannot be checked"
+            return f"has no {MANIFEST}, so its files cannot be checked"
         with contextlib.suppress(ValueError):
             expected = parse_json_object(manifest.read_bytes())
         if not expected:
@@ -108,8 +108,8 @@ class CheckpointFolder:
             count += 1
             name = f"damaged-{step}-{count}"
         move_folder(self.step_path(step), os.path.join(self.path, name))
-        print(f"checkpoint {step} {fault}; moved aside to checkpoints/{name}, falling back to the"
-              " one before it", file=stdout(), flush=True)  # fmt: skip
+        print(f"checkpoint {step} {fault}; it was renamed to checkpoints/{name}, and the checkpoint"
+              " before it is tried", file=stdout(), flush=True)  # fmt: skip
 
     def damaged(self) -> list[str]:
         """Returns the names of the checkpoints that were moved aside, oldest first."""

@@ -106,7 +106,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             raise self._save_error(f"checkpoint {step}", error) from error
         if not saved:
             raise CheckpointError(
-                f"checkpoint {step} was not saved in {self._folder.path}: it has a checkpoint of"
+                f"checkpoint {step} was not saved in {self._folder.path}: there is a checkpoint of"
                 " the same or a later step"
             )
 
@@ -161,7 +161,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             self._failed = True
             self._folder.remove_temporary()
         steps = self._folder.steps()
-        kept = f"checkpoint {max(steps)} is intact" if steps else "there is no other"
+        kept = f"checkpoint {max(steps)} is intact" if steps else "there is no other checkpoint"
         known = isinstance(error, CheckpointError)
         reason = str(error) if known else write_failure_reason(error)
         return CheckpointError(f"{what} cannot be written in {self._folder.path}: {reason}; {kept}")
@@ -205,7 +205,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             if processes.failing(error is not None):
                 raise CheckpointError(
                     f"checkpoint {step} in {self._folder.path} is intact but does not fit this"
-                    f" program: {error or 'another process cannot read it'}"
+                    f" run: {error or 'another process cannot read it'}; train in another workdir"
                 ) from error
             return state, meta
         damaged = on_process_zero(self._folder.damaged)
@@ -231,7 +231,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         where = f"checkpoint {step} in {self._folder.path}"
         meta, fault = self._checked_meta(step)
         if fault is not None:
-            fix = "resume training to fall back to the one before it, or name another step"
+            fix = "resume training from the checkpoint before it, or name another step"
             raise CheckpointError(f"{where} {fault}; {fix}")
         names = meta.get("candidates", [RAW])
         weights = weights or meta.get("weights", RAW)
@@ -265,6 +265,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             )
         if meta.get("params_only"):
             raise CheckpointError(
-                f"checkpoint {step} in {self._folder.path} holds parameters and no optimizer state:"
-                " training cannot resume from it"
+                f"checkpoint {step} in {self._folder.path} has parameters but no optimizer state,"
+                " so training cannot resume from it; name this workdir in train.start_from, and"
+                " train in another one"
             )

@@ -63,7 +63,9 @@ def load_exported(folder: str | os.PathLike[str]) -> TrainedModel:
             stored = unstack_layers(unflatten_dict(read_safetensors(file), sep="/"))
             params = params_from_flat(flat_params(stored), param_shapes(exp.model))
         except ModelFormatError as error:
-            raise ModelFormatError(str(error).replace(file, model)) from error
+            text = str(error).replace(file, model)
+            text = text if text.startswith(model) else f"{model}: {text}"
+            raise ModelFormatError(text) from error
     return TrainedModel(TransformerXL(exp.model), params, vocab, exp, step)
 
 
@@ -71,10 +73,11 @@ def _only(trained: TrainedModel, source: str, step: str, weights: str | None) ->
     """Returns a folder's only model; raises WorkdirError if ``step`` or ``weights`` do not fit."""
     if step not in ("best", "latest", str(trained.step)):
         asked = argument("step", step)
-        raise WorkdirError(f"{asked}: {source} is an exported model, of step {trained.step} only")
+        raise WorkdirError(f"{asked}: {source} is an exported model, with step {trained.step} only")
     if weights is not None:
         asked = argument("weights", weights)
-        raise WorkdirError(f"{asked}: {source} is an exported model, with one set of parameters")
+        fault = f"{source} is an exported model, with one set of parameters only"
+        raise WorkdirError(f"{asked}: {fault}")
     return trained
 
 
@@ -109,11 +112,11 @@ def _download(repository: str, revision: str | None) -> str:
     try:
         return hub.snapshot_download(repository, revision=revision, allow_patterns=files)
     except Exception as error:
-        fault = "there is no such folder here, and it cannot be downloaded from the Hub"
+        fault = "is no folder here, and cannot be downloaded from the Hugging Face Hub"
         raise WorkdirError(f"{repository}: {fault} ({one_line(error)})") from error
 
 
 def import_hub() -> Any:
     """Returns the package ``huggingface_hub``; raises WorkdirError if it is not installed."""
-    missing = WorkdirError("the Hugging Face Hub needs a package: pip install 'txl_jax[hub]'")
+    missing = WorkdirError("the Hugging Face Hub needs a package; run pip install 'txl_jax[hub]'")
     return import_optional("huggingface_hub", missing)

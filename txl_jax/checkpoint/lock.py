@@ -60,8 +60,8 @@ def training_lock(workdir: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _leased(workdir: str, file: str) -> Iterator[None]:
     tell = lambda text: say(f"{argument('workdir', workdir)}: {text}")
-    took = f"warning: another run took {file}; stop one of the two"
-    wait = f"for up to {EXPIRES_AFTER:.0f} seconds, because a killed run leaves its lock"
+    took = f"warning: another run has replaced the lock {file}; stop one of the two runs"
+    wait = f"for up to {EXPIRES_AFTER:.0f} seconds, because a killed run leaves its lock behind"
     lease = Lease(file, _this_process(), lambda: tell(took))
     if not lease.acquire(lambda: tell(f"waiting for {_holder(file)} {wait}")):
         raise _locked(workdir, file)

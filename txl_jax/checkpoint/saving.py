@@ -83,7 +83,8 @@ def push(trained: TrainedModel, repository: str, private: bool = True) -> str:
       >>> txl_jax.push(trained, "owner/name")  # doctest: +SKIP
     """
     if not isinstance(repository, str):
-        raise WorkdirError(f"{short_repr(repository)}: must be a text such as 'owner/name'")
+        shown = f"repository = {short_repr(repository)}"
+        raise WorkdirError(f"{shown}: must be a text such as 'owner/name'")
     hub = import_hub()
     with tempfile.TemporaryDirectory() as folder:
         save(trained, folder)
@@ -98,7 +99,8 @@ def require_empty_folder(folder: str) -> None:
     """Raises ModelFormatError unless a folder is new or empty, and can be written."""
     opened = path(folder)
     if names(folder) or (opened.exists() and not opened.is_dir()):
-        raise ModelFormatError(f"{folder}: is not empty; name a new or an empty folder")
+        fault = "is not empty" if names(folder) else "is not a folder"
+        raise ModelFormatError(f"{folder}: {fault}; name a new or an empty folder")
     if is_remote(folder):
         return  # path() has checked the bucket
     parent = os.path.abspath(folder)

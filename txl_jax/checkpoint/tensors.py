@@ -45,7 +45,7 @@ class Tensors:
         unknown = [f"{name} is not known" for name in self._left if name not in ignored]
         if problems := self._problems + unknown:
             why = "; ".join(problems)
-            raise ModelFormatError(f"the state does not fit the configuration: {why}")
+            raise ModelFormatError(f"the tensors do not fit the configuration: {why}")
 
 
 def read_safetensors(path: str) -> dict[str, np.ndarray]:
@@ -58,7 +58,8 @@ def read_safetensors(path: str) -> dict[str, np.ndarray]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise ModelFormatError(f"{path}: is not a complete safetensors file ({error})") from error
+        fault = f"is not a complete safetensors file ({error})"
+        raise ModelFormatError(f"{path}: {fault}; get the file again") from error
 
 
 def safetensors_names(path: str) -> list[str] | None:

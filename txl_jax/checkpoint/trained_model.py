@@ -45,7 +45,9 @@ def with_settings(trained: TrainedModel, exp: ExperimentConfig) -> TrainedModel:
     shape = dataclasses.replace(model, dtype=own.dtype, matmul_precision=own.matmul_precision)
     different = differing_keys(*({"model": dataclasses.asdict(c)} for c in (own, shape)))
     if different:
-        raise WorkdirError(f"the workdir's model is of another shape: {'; '.join(different)}")
+        keys = "; ".join(different)
+        fix = "leave these keys out, or name another workdir"
+        raise WorkdirError(f"the model of the workdir has another shape: {keys}; {fix}")
     config = dataclasses.replace(exp, model=model)
     return dataclasses.replace(trained, model=TransformerXL(model), config=config)
 
@@ -58,6 +60,7 @@ def parameter_count(params: Any) -> int:
 @functools.lru_cache(maxsize=8)
 def param_shapes(c: TransformerXLConfig) -> Any:
     """Returns shape and dtype of every parameter of ``TransformerXL(c)``; computes no values."""
+    c = dataclasses.replace(c, kernel="xla")  # ``c.kernel`` may be for devices of a mesh
     model = TransformerXL(c)  # some windows need a memory, and models without memory refuse one
     mems = model.init_mems(batch_size=1, mem_len=0 if c.memory_free else 1)
     tokens = jax.ShapeDtypeStruct((1, 1), "int32")

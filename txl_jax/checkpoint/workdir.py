@@ -106,7 +106,7 @@ def check_shared(workdir: str, seconds: float = 30.0) -> None:
     if failing := processes.failing(not seen):
         raise WorkdirError(
             f"{argument('workdir', workdir)}: process {failing[0]} does not see what process 0"
-            " wrote there; with many processes it must be on a file system that all of them share"
+            " wrote there; name a workdir on a file system that all processes share"
         )
 
 
@@ -118,8 +118,8 @@ def read_record(workdir: str) -> dict[str, Any]:
     for key in ("model", "data", "train", "corpus", "provenance", "name"):
         if not isinstance(complete.get(key), str if key == "name" else dict):
             raise WorkdirError(
-                f"{config}: is not the record of a run (see {key!r} in it); name the workdir of a"
-                " run"
+                f"{config}: is not the record of a run ({key!r} is missing or has a wrong type);"
+                " name the workdir of a run"
             )
     return record
 
@@ -155,7 +155,7 @@ def read_vocab(workdir: str) -> Vocab:
         raise DataError(f"{file}: {error}") from error
     record, fault = read_record(workdir), None
     if len(vocab) != (size := record["model"].get("vocab_size", len(vocab))):
-        fault = f"it has {len(vocab)} symbols, and the model {size}"
+        fault = f"it has {len(vocab)} symbols, and the model has {size}"
     elif record.get("corpus", {}).get(VOCAB_HASH, vocab_hash(vocab)) != vocab_hash(vocab):
         fault = f"its hash is not the {VOCAB_HASH} in {CONFIG}"
     if fault:

@@ -51,7 +51,8 @@ def check_free(workdir: str) -> None:
         raise WorkdirError(
             f"{argument('workdir', workdir)}: has an exported model ({MODEL}), and training would"
             " put a second one beside it. Name another workdir;"
-            f" {argument('config.train.start_from', workdir)} begins with its parameters"
+            f" {argument('config.train.start_from', workdir)} starts from the parameters of the"
+            " exported model"
         )
     if not path(workdir, CONFIG).exists():
         _refuse_overwriting(workdir, [name for name in _our_names(workdir) if name != OUTPUTS])
@@ -119,7 +120,7 @@ def check_writable(workdir: str, folders: tuple[str, ...] = (), create: bool = F
     folder. Its nearest parent that exists is then tried instead.
     """
     check_path(workdir)
-    rules = {"": ("cannot", "name a folder that can")}
+    rules = {"": ("cannot", "name a folder that can be written")}
     for name in folders:
         if os.path.lexists(os.path.join(workdir, name)):  # false in a bucket
             rules[name] = f"its folder {name} cannot", "make it writable, or name another workdir"
@@ -144,7 +145,8 @@ def check_outputs(workdir: str, *modes: str) -> None:
     for file in (os.path.join(workdir, name) for mode in modes for name in MODE_FILES[mode]):
         if os.path.isdir(file):
             raise WorkdirError(
-                f"{file}: is a folder, and results are written in a file of this name"
+                f"{file}: is a folder, and results are written in a file of this name; rename the"
+                " folder"
             )
         if os.path.exists(file) and not os.access(file, os.W_OK):
             raise WorkdirError(f"{file}: is read-only, and results are written there; move it away")

@@ -55,7 +55,7 @@ class ReclConfig(Section, key="recl"):
     GROUP:NAME=…."""
     shares: tuple[float, ...] = setting(
         (0.1, 0.5, 1.0),
-        "must each be above 0 and at most 1",
+        "must be one or more numbers above 0 and at most 1",
         lambda v: v and all(0 < r <= 1 for r in v),
     )
     """Values of r, the fraction of the hardest targets (paper, table 8)."""

@@ -45,7 +45,7 @@ def set_all(nested: dict[str, Any], overrides: Mapping[str, Any]) -> None:
                     inner.pop(leaf, None)
     for key, value in overrides.items():
         if not isinstance(key, str):
-            raise ConfigError(f"override {short_repr(key)}: a key is text like 'train.steps'")
+            raise ConfigError(f"override {short_repr(key)}: a key must be text like 'train.steps'")
         inner, (*sections, leaf) = nested, key.split(".")
         for section in sections:
             inner = inner.setdefault(section, {})
@@ -101,7 +101,7 @@ def from_record(record: Mapping[str, Any]) -> ExperimentConfig:
     """Returns the experiment in a ``config.json``, which has other content besides the settings.
 
     Raises:
-      ConfigError: an earlier version of txl_jax wrote the file, with settings that no longer exist,
+      ConfigError: another version of txl_jax wrote the file, with settings that do not exist here,
         or for a reason of :meth:`ExperimentConfig.from_dict`.
     """
     settings = {k: v for k, v in record.items() if k not in ("corpus", "provenance")}
@@ -109,6 +109,6 @@ def from_record(record: Mapping[str, Any]) -> ExperimentConfig:
         return ExperimentConfig.from_dict(settings)
     except UnknownKeyError as error:
         raise ConfigError(
-            f"has the unknown setting {short_repr(error.args[1])}: the folder was written by an"
-            " earlier version of txl_jax and must be trained or exported again"
+            f"has the unknown setting {short_repr(error.args[1])}, so another version of txl_jax"
+            " wrote this file; train or export the model again with this version"
         ) from error

@@ -65,22 +65,24 @@ class RunConfig(Section):
 def _steps_and_seeds(c: RunConfig) -> Broken:
     t, m = c.train, c.mesh
     if t.batch_size % t.micro_batches:
-        yield "train.micro_batches", f"must divide batch_size {t.batch_size}"
+        yield "train.micro_batches", f"must divide train.batch_size {t.batch_size}"
     for key in ("train.steps", "train.log_every", "train.eval_every", "checkpoint.every"):
         if attrgetter(key)(c) % t.steps_per_dispatch:
             yield key, f"must be a multiple of train.steps_per_dispatch {t.steps_per_dispatch}"
     if t.profiled_steps and t.profiled_steps[1] > t.steps:
         yield "train.profile", f"must stop at train.steps {t.steps} or before"
     if t.num_seeds > 1 and m.fsdp * m.tensor * max(m.data, 1) > 1:
-        yield "train.num_seeds", f"is for one device, not mesh {m.data} x {m.fsdp} x {m.tensor}"
+        rule = f"all seeds run on one device, not on a mesh of {m.data} x {m.fsdp} x {m.tensor}"
+        yield "train.num_seeds", f"{rule}; set mesh.data, mesh.fsdp and mesh.tensor to 1"
     if c.seed + t.num_seeds - 1 > SEED:
-        yield "seed", f"with train.num_seeds {t.num_seeds} the last seed is above {SEED}"
+        rule = f"with train.num_seeds {t.num_seeds} the last seed is above {SEED}"
+        yield "seed", f"{rule}; use a smaller seed"
 
 
 def _schedule(c: RunConfig) -> Broken:
     o, steps = c.optimizer, c.train.steps
     if o.warmup_steps > steps:
-        flag = argument("config.optimizer.warmup_steps", steps // 10)
+        flag = argument("config.optimizer.warmup_steps", max(steps // 10, 1))
         rule = f"is more than train.steps {steps}: use fewer, for example {flag}"
         yield "optimizer.warmup_steps", rule
     if o.schedule == "inverse_sqrt" and not o.warmup_steps:
@@ -95,11 +97,11 @@ def _optimizer(c: RunConfig) -> Broken:
         return
     for key in ("b1", "b2", "eps", "momentum"):
         if getattr(o, key) != getattr(type(o), key):
-            rule = f"is for adam, lamb and muon, and optimizer.name is {o.name!r}"
-            yield f"optimizer.{key}", f"{rule}: give its own as optimizer.arguments.NAME"
+            rule = f"has no effect on optimizer.name {o.name!r}; leave the key out, and give"
+            yield f"optimizer.{key}", f"{rule} arguments of {o.name} as optimizer.arguments.NAME"
     if o.weight_decay and optax_rules.has_argument(o.name, "weight_decay"):
-        rule = f"{o.name} has its own: give optimizer.arguments.weight_decay"
-        yield "optimizer.weight_decay", rule
+        rule = f"{o.name} has an argument of this name"
+        yield "optimizer.weight_decay", f"{rule}; set optimizer.arguments.weight_decay instead"
 
 
 def _weight_averaging(c: RunConfig) -> Broken:
@@ -108,12 +110,13 @@ def _weight_averaging(c: RunConfig) -> Broken:
         yield "average.swa_start", f"must be below train.steps {steps}"
     if a.swa_lr_ratio is not None:
         if not a.swa_start:
-            yield ratio, "sets the rate from average.swa_start on, which is 0 (never)"
+            rule = "is for the steps after average.swa_start, which is 0 (off)"
+            yield ratio, f"{rule}; set average.swa_start too"
         if o.schedule == "cosine" and not o.min_ratio:
-            yield ratio, "multiplies the schedule's last rate, which is 0: set optimizer.min_ratio"
+            yield ratio, "multiplies the schedule's last rate, which is 0; set optimizer.min_ratio"
         if o.warmup_steps > a.swa_start:
             rule = f"is more than average.swa_start {a.swa_start}, where the schedule ends"
-            yield "optimizer.warmup_steps", rule
+            yield "optimizer.warmup_steps", f"{rule}; use fewer steps"
     for use, needed in (("swa", "swa_start"), ("ema", "ema_decay")):
         if a.use == use and not getattr(a, needed):
             yield "average.use", f"needs average.{needed} above 0"
@@ -129,49 +132,53 @@ def _training_loss(c: RunConfig) -> Broken:
         yield "distil.teachers", "needs train.text_on_device=True"
     for key in ("loss.r_drop", "loss.past_decode", "distil.teachers"):
         if drawn and attrgetter(key)(c):
-            rule = f"needs scores of all words, and model.sample_softmax {drawn} draws some"
-            yield key, f"{rule}: use sample_softmax 0"
+            rule = f"needs scores of all words, and model.sample_softmax {drawn} computes only some"
+            yield key, f"{rule}; set model.sample_softmax to 0"
 
 
 def _lengths(c: RunConfig) -> Broken:
     model, t = c.model, c.train
     if t.seg_len_std and t.seg_len < 10:
-        rule = f"needs train.seg_len of at least 10, not {t.seg_len}: some segments have half of it"
-        yield "train.seg_len_std", rule
+        rule = f"needs train.seg_len of at least 10, not {t.seg_len}"
+        yield "train.seg_len_std", f"{rule}, because some segments have about half that length"
     for name, part in (("train", t), ("validate", c.validate), ("evaluate", c.evaluate)):
         if model.memory_free and part.mem_len:
-            rule = f"attention {model.attention!r} has no memory: it must be 0; use context_len"
-            yield f"{name}.mem_len", rule
+            rule = f"must be 0, because attention {model.attention!r} has no memory"
+            yield f"{name}.mem_len", f"{rule}; use {name}.context_len instead"
         more = t.longest_seg_len - t.seg_len if part is t else 0
         total = part.context_len + part.seg_len + more
         if model.segment_limit is not None and total > model.segment_limit:
-            rule = f"is up to {total} with context and drawn lengths"
-            yield f"{name}.seg_len", f"{rule}, more than model.n_positions {model.n_positions}"
+            drawn = " (train.seg_len_std)" if more else ""
+            rule = f"a segment with its context has up to {total} tokens{drawn}"
+            fix = "use shorter segments or more positions"
+            yield f"{name}.seg_len", f"{rule}, and model.n_positions is {model.n_positions}; {fix}"
         own = getattr(part, "same_length", None)
         window = model.same_length if own is None else own
         if window == "pytorch" and not part.mem_len:
-            rule = "the window same_length='pytorch' (distance < M) needs a memory; use 'tf'"
-            yield f"{name}.mem_len", rule
+            rule = "same_length='pytorch' allows only distances below the memory length, which is 0"
+            yield f"{name}.mem_len", f"{rule}; use a longer memory, or same_length='tf'"
         if window == "tf" and part.context_len and not part.mem_len:
-            rule = "is outside the window same_length='tf' (distance <= M = 0); use False"
-            yield f"{name}.context_len", rule
+            rule = "same_length='tf' allows only distances up to the memory length, which is 0"
+            yield f"{name}.context_len", f"{rule}; use same_length=False, or context_len 0"
 
 
 def _scoring(c: RunConfig) -> Broken:
     for name, p in (("validate", c.validate), ("evaluate", c.evaluate)):
         warm = f"{name}.warm_start"
         if p.warm_start and not p.mem_len:
-            yield warm, f"is read into memory, and {name}.mem_len is 0"
+            yield warm, f"is read into memory, and {name}.mem_len is 0; use a longer memory"
         if p.warm_start and p.context_len:
-            yield warm, f"needs segments without context, and {name}.context_len is {p.context_len}"
+            rule = f"needs segments without context, and {name}.context_len is {p.context_len}"
+            yield warm, f"{rule}; set one of the two to 0"
         if p.warm_start and p.first_memory == "zeros":
-            yield warm, f"starts from an empty memory, and {name}.first_memory is 'zeros'"
+            rule = f"starts from an empty memory, and {name}.first_memory is 'zeros'"
+            yield warm, f"{rule}; use first_memory 'empty'"
         if p.first_memory == "zeros" and p.context_len and p.mem_len:
             rule = f"has no effect with {name}.context_len {p.context_len}"
-            yield f"{name}.first_memory", f"{rule}: use first_memory 'empty', or context_len 0"
+            yield f"{name}.first_memory", f"{rule}; use first_memory 'empty', or context_len 0"
         if p.dynamic.rule != "none" and p.temperature != 1:
             rule = f"needs fixed parameters, and {name}.dynamic.rule is {p.dynamic.rule!r}"
-            yield f"{name}.temperature", rule
+            yield f"{name}.temperature", f"{rule}; use temperature 1, or dynamic.rule 'none'"
 
 
 def _text(c: RunConfig) -> Broken:
@@ -179,18 +186,19 @@ def _text(c: RunConfig) -> Broken:
     if d.url and not d.hash:
         yield "data.url", "needs data.hash (md5:… or sha256:…) to check the download"
     if d.url and d.name != "text":
-        yield "data.url", "is only for data.name='text'; other corpora have their own"
+        yield "data.url", f"is only for data.name='text', not {d.name!r}; leave the key out"
     if d.protocol and d.protocol not in PROTOCOLS.get(d.name, ()):
-        allowed = " and ".join(f"{name!r} {known}" for name, known in PROTOCOLS.items())
-        yield "data.protocol", f"is not for data.name={d.name!r}; there are {allowed}"
+        both = lambda known: " and ".join(map(repr, known))
+        allowed = ", ".join(f"{name!r} has {both(known)}" for name, known in PROTOCOLS.items())
+        yield "data.protocol", f"is no protocol of data.name={d.name!r}; {allowed}"
     for key in ("train.seg_len_std", "train.partial_shuffle", "train.text_on_device"):
         if d.name == "lm1b" and attrgetter(key)(c):
             yield key, "needs one continuous text, and data.name='lm1b' has shuffled sentences"
     if p.longest < p.shortest:
         yield "data.probe.longest", f"must be at least data.probe.shortest {p.shortest}"
     if p.tokens < (least := 10 * (p.longest + 2)):
-        rule = f"must be at least {least}, so that valid and test have room for an episode"
-        yield "data.probe.tokens", rule
+        rule = f"must be at least {least}, so that the valid and test splits can have an answer"
+        yield "data.probe.tokens", f"{rule} {p.longest} tokens back (data.probe.longest)"
 
 
 def _documents(c: RunConfig) -> Broken:
@@ -201,27 +209,30 @@ def _documents(c: RunConfig) -> Broken:
     if d.field != type(d).field and d.name != "text":
         yield "data.field", f"is only for data.name='text', not {d.name!r}"
     if d.document_files and (d.name == "tokens" or d.url):
-        yield "data.document_files", "is for a folder of *.txt files, which data.path names"
+        rule = "is only for data.name='text' with a folder of text files in data.path"
+        yield "data.document_files", f"{rule}; leave the key out"
     if d.document_files and d.document_separator:
         yield "data.document_separator", "data.document_files=True is given too; give one of them"
     has_documents = d.document_separator or d.document_files
     if has_documents and c.distil.teachers:
-        yield "distil.teachers", "needs a text without documents"
+        rule = "needs a text without documents"
+        yield "distil.teachers", f"{rule}; leave out data.document_separator and document_files"
 
 
 def _tokens(c: RunConfig) -> Broken:
     d = c.data
     if d.vocab and d.name not in ("stdlib", "ptb", "text"):
-        yield "data.vocab", f"is fixed for data.name={d.name!r}; leave it out"
+        yield "data.vocab", f"is fixed for data.name={d.name!r}; leave the key out"
     if d.tokenizer and d.name != "text":
-        yield "data.tokenizer", f"is only for data.name='text', not {d.name!r}; leave it out"
+        yield "data.tokenizer", f"is only for data.name='text', not {d.name!r}; leave the key out"
     if d.vocab == "subword" and d.name != "text":
-        yield "data.vocab", f"is only for data.name='text', not {d.name!r}; leave it out"
+        yield "data.vocab", f"is only for data.name='text', not {d.name!r}; leave the key out"
     if d.vocab_size is not None and d.name != "tokens" and d.vocab != "subword":
         rule = "is only for data.vocab='subword' and data.name='tokens'"
-        yield "data.vocab_size", f"{rule}; the text decides other sizes"
+        yield "data.vocab_size", f"{rule}; leave the key out, and the text decides the size"
     if d.vocab == "subword" and (d.vocab_size or 256) < 256:
-        yield "data.vocab_size", "must be at least 256 for subwords, whose first symbols are bytes"
+        rule = "must be at least 256 for subwords, because their first symbols are the 256 bytes"
+        yield "data.vocab_size", rule
     if d.dtype != type(d).dtype and d.name != "tokens":
         yield "data.dtype", f"is only for data.name='tokens', not {d.name!r}"
 

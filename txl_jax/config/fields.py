@@ -59,7 +59,7 @@ def above(low: float, default: Any) -> Any:
 
 
 def within(low: float, high: float, default: Any, also: str = "") -> Any:
-    """Declares a field from ``low`` to ``high``, or 0 if ``also`` is given, a text for the rule."""
+    """Declares a field from ``low`` to ``high``; ``also``, the start of the rule, allows 0 too."""
     rule = f"must be {also}from {low} to {high}"
     return setting(default, rule, lambda v: low <= v <= high or (also and v == 0))
 
@@ -161,7 +161,7 @@ def checked(field: dataclasses.Field, key: str, value: Any) -> Any:
     kind: Any = field.type
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, typing.cast(type, kind)):
-            raise refusal(key, value, "is a section, not a value")
+            raise refusal(key, value, f"must be a {kind.__name__}, because the key is a section")
         return value
     if field.metadata.get("path"):
         value = path_texts(value)

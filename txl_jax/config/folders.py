@@ -36,7 +36,7 @@ def path_text(path: Any, where: str, remote: bool = False) -> str:
             raise ConfigError(f"{where} = {short_repr(text)}: {fault}")
         return text
     if scheme := _URL.match(text):
-        advice = "copy or mount it, and name the local path"
+        advice = "copy or mount the files, and name the local path"
         if scheme[0].lower() == "file:/":
             advice = "leave out file://"
         elif where.endswith("data.path"):
@@ -47,8 +47,8 @@ def path_text(path: Any, where: str, remote: bool = False) -> str:
             advice = "give gs://BUCKET/NAME as text, because pathlib removes a slash"
         usable = "local paths and gs:// addresses" if remote else "local paths"
         raise ConfigError(
-            f"{where} = {short_repr(text)}: is a URL, and only {usable} can be used; {advice} (a"
-            f" local folder of this name is ./{scheme[0]}...)"
+            f"{where} = {short_repr(text)}: is a URL, and only {usable} can be used; {advice}"
+            f" (write ./{scheme[0]}... for a local folder of this name)"
         )
     if not text.strip():
         raise ConfigError(f"{where} = {short_repr(text)}: names no file or folder; give a path")
@@ -57,7 +57,10 @@ def path_text(path: Any, where: str, remote: bool = False) -> str:
     return text
 
 
-FROM_THE_HUB = "save a dataset of the Hub, load_dataset(NAME).save_to_disk(FOLDER), and name FOLDER"
+FROM_THE_HUB = (
+    "for a dataset of the Hugging Face Hub run load_dataset(NAME).save_to_disk(FOLDER), and name"
+    " FOLDER"
+)
 """What to do if the name of a dataset is given in place of a path."""
 
 

@@ -81,7 +81,7 @@ def _read(path: str) -> dict[str, Any]:
     with _config_module(path) as module:
         any_text = inspect.signature(module.get_config).parameters and [variant]
         if variant and variant not in (known := getattr(module, "VARIANTS", any_text)):
-            listed = f"variants: {', '.join(known)}" if known else "the file has none"
+            listed = f"variants: {', '.join(known)}" if known else "the file has no variants"
             raise ConfigError(f"{where}: there is no variant {short_repr(variant)}; {listed}")
         config = module.get_config(variant) if variant else module.get_config()
         if not isinstance(config, ml_collections.ConfigDict):
@@ -108,7 +108,7 @@ def _config_module(path: str) -> Iterator[Any]:
     name, full = short_repr(file), os.path.abspath(file)
     if not os.path.isfile(file):
         stem = Path(file).stem
-        fix = f"; the recipe is {argument('config', stem)}" if stem in _recipe_files() else ""
+        fix = f"; for the recipe give {argument('config', stem)}" if stem in _recipe_files() else ""
         raise ConfigError(f"{where}: there is no file {name}{fix}")
     if not file.endswith(".py"):
         raise ConfigError(f"{where}: {name} is not a Python file (*.py)")

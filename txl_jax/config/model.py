@@ -169,7 +169,8 @@ def _shape_rules(c: TransformerXLConfig) -> Iterator[tuple[str, str]]:
         rule = "must be even, because half of a position encoding is sines and half cosines"
         yield "d_model", f"{rule} (paper, section 3.3)"
     if c.n_positions is None and c.attention in ("shaw", "absolute_per_layer"):
-        yield "n_positions", f"attention {c.attention!r} needs the length of its position table"
+        rule = f"must be the number of rows of the position table of attention {c.attention!r}"
+        yield "n_positions", rule
     if c.attention == "absolute_per_layer" and c.n_head * c.d_head != c.d_model:
         yield "d_head", f"attention {c.attention!r} needs n_head * d_head = d_model {c.d_model}"
     if c.vocab_size is not None and c.cutoffs and c.cutoffs[-1] >= c.vocab_size:
@@ -177,9 +178,11 @@ def _shape_rules(c: TransformerXLConfig) -> Iterator[tuple[str, str]]:
     if len(c.cutoffs) > bounds.CLUSTERS:
         yield "cutoffs", f"must have at most {bounds.CLUSTERS} items"
     if width // c.div_val ** len(c.cutoffs) < 1:
-        yield "div_val", f"leaves no width for the last of {clusters} clusters of d_embed {width}"
+        rule = f"leaves no width for the last of {clusters} clusters, because the first has {width}"
+        yield "div_val", f"{rule}; use a smaller div_val or fewer cutoffs"
     if c.final_norm and not c.pre_lnorm:
-        yield "final_norm", "needs pre_lnorm=True; without it the output is normalised already"
+        rule = "needs model.pre_lnorm=True"
+        yield "final_norm", f"{rule}; with pre_lnorm=False the output is normalised already"
     if c.gate_bias and c.gate is None:
         yield "gate_bias", "is for gate 'gru', and model.gate is None"
     if len(c.tie_projs) > clusters:
@@ -194,13 +197,12 @@ def _softmax_rules(c: TransformerXLConfig) -> Iterator[tuple[str, str]]:
     for other in ("sample_softmax", "cutoffs"):
         if c.mixtures > 1 and getattr(c, other):
             rule = f"mixes softmaxes over all words, and model.{other} is {getattr(c, other)!r}"
-            yield "mixtures", f"{rule}: leave it out, or use mixtures 1"
+            yield "mixtures", f"{rule}; leave model.{other} out, or use mixtures 1"
     if c.mixtures > 1 and any(c.tie_projs):
-        yield "mixtures", "has no output projection to tie, so model.tie_projs must be (False,)"
+        rule = "mixed softmaxes have no output projection to tie"
+        yield "mixtures", f"{rule}; set model.tie_projs to (False,)"
     if c.dropout_latent and c.mixtures == 1:
-        yield (
-            "dropout_latent",
-            "is for mixed softmaxes, and model.mixtures is 1: use more mixtures, or 0",
-        )
+        rule = "is for mixed softmaxes, and model.mixtures is 1"
+        yield "dropout_latent", f"{rule}; use more mixtures, or dropout_latent 0"
     if c.past_decode and not one_table:
-        yield "past_decode", "needs one table of all words: use no cutoffs and div_val 1"
+        yield "past_decode", "needs one embedding for all words; use no cutoffs and div_val 1"

@@ -27,7 +27,8 @@ def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root
         key, own = f"{prefix}{name}", getattr(section, name) if name in fields else None
         if isinstance(own, Section):
             if not isinstance(value, Mapping):
-                raise refusal(key, value, "is a section, not a value")
+                rule = f"is a section of settings, not one setting; set {key}.NAME"
+                raise refusal(key, value, rule)
             values[name] = replace_nested(own, value, f"{key}.", root)
         elif name not in fields or (
             isinstance(value, Mapping) and value and get_origin(fields[name].type) is not dict

@@ -18,8 +18,10 @@ OWN_RULES = ("adam", "lamb", "muon")
 _NAME, _ARGUMENTS = "optimizer.name", "optimizer.arguments"
 _NOT_GIVEN = "learning_rate"
 _NOT_WHOLE = (
-    "is a part of an optimizer, or is built around one: name a whole one, such as 'optax.adamw'"
+    "is a part of an optimizer, or is built around another one; name a whole optimizer, such as"
+    " 'optax.adamw'"
 )
+_UNSUPPORTED = "which this program does not support; name another optimizer"
 
 
 def is_optax(name: str) -> bool:
@@ -40,7 +42,8 @@ def own_rate(name: str, rate: float) -> str | None:
     if not isinstance(default, float) or default == rate:
         return None
     flag = argument("config.optimizer.learning_rate", default)
-    return f"note: the learning rate is {rate:g}; the default of {name} is {default:g}, {flag}"
+    own = f"the default of {name} is {default:g}; to use that, give {flag}"
+    return f"note: the learning rate is {rate:g}, and {own}"
 
 
 def build(name: str, arguments: Mapping[str, Any], rate: Any) -> Any:
@@ -57,19 +60,19 @@ def check(name: str, arguments: Mapping[str, Any], constant: bool) -> None:
     """
     if not is_optax(name):
         if arguments:
-            rule = f"is for optimizers of optax, and the name is {name!r}: use the settings"
-            raise refusal(_ARGUMENTS, dict(arguments), f"{rule} optimizer.b1, b2, eps and momentum")
+            rule = f"is for optimizers of optax, and {_NAME} is {name!r}; set optimizer.b1, b2, eps"
+            raise refusal(_ARGUMENTS, dict(arguments), f"{rule} or momentum instead")
         return
     known = inspect.signature(_function(name)).parameters
     for key, value in arguments.items():
         where = f"{_ARGUMENTS}.{key}"
         if key == _NOT_GIVEN:
-            raise refusal(where, value, "give optimizer.learning_rate, which has a schedule")
+            raise refusal(where, value, "set optimizer.learning_rate instead, which has a schedule")
         if key not in known:
             usable = nearest_or_all(key, [k for k in known if k != _NOT_GIVEN])
             raise refusal(where, value, f"{name} has no such argument; {usable}")
         if fault := _wrong_type(value, known[key].default):
-            raise refusal(where, value, f"{fault}, as its default in {name} is")
+            raise refusal(where, value, fault)
         if fault := _out_of_range(key, value):
             raise refusal(where, value, fault)
     for key, parameter in known.items():
@@ -87,25 +90,26 @@ def _wrong_type(value: Any, default: Any) -> str:
     if default is inspect.Parameter.empty:
         return ""
     if callable(default):
-        return "takes a function, which no setting can name: leave it out"
+        return "must be a function, which no setting can name; leave the argument out"
     number = isinstance(value, int | float) and not isinstance(value, bool)
+    shown = f"the default {default!r} of this argument"
     if isinstance(default, bool):
-        return "" if isinstance(value, bool) else "must be true or false"
+        return "" if isinstance(value, bool) else f"must be true or false, like {shown}"
     if isinstance(default, int | float):
-        return "" if number or value is None else "must be a number"
+        return "" if number or value is None else f"must be a number, like {shown}"
     if isinstance(default, tuple | list):
-        return "" if isinstance(value, list) else "must be a list"
+        return "" if isinstance(value, list) else f"must be a list, like {shown}"
     return ""
 
 
 def _out_of_range(key: str, value: Any) -> str:
     """Returns the rule that a value breaks, given what arguments of this name mean, or ""."""
     if key == "mask" or key.endswith("_mask"):
-        return "is a function of the parameters, which no setting can name: leave it out"
+        return "must be a function, which no setting can name; leave the argument out"
     if not isinstance(value, int | float):
         return ""
     if re.fullmatch(r"b\d|decay|.*_decay_rate|decay_rate|momentum", key) and not 0 <= value < 1:
-        return "is the share of a mean that is kept at each update: must be from 0 to below 1"
+        return "must be at least 0 and below 1: each update keeps this share of a running mean"
     if re.fullmatch(r"eps\w*|weight_decay|clipping_threshold", key) and value < 0:
         return "must be at least 0"
     return ""
@@ -140,24 +144,25 @@ def _fault(name: str, arguments: str, constant: bool) -> str:
             return _reason(other)
         flags = (("schedule", "constant"), ("warmup_steps", 0))
         how = " ".join(argument(f"config.optimizer.{key}", value) for key, value in flags)
-        return f"takes no schedule ({one_line(error)}): give {how} and no average.swa_lr_ratio"
+        return f"takes no schedule ({one_line(error)}); give {how} and no average.swa_lr_ratio"
     own = lambda node: isinstance(node, contrib.ScheduleFreeState)
     if any(map(own, jax.tree.leaves(state, is_leaf=own))):
-        return "evaluates other parameters than it trains, which this program does not do"
+        return f"trains other parameters than those to evaluate, {_UNSUPPORTED}"
     if any(jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(state)):
-        return "keeps a random generator, and here randomness comes from the step alone"
+        return f"keeps a random generator in its state, {_UNSUPPORTED}"
     form = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
-    return "" if form(state) == form(after) else "changes the form of its state at an update"
+    same = form(state) == form(after)
+    return "" if same else f"changes a shape or dtype of its state at an update, {_UNSUPPORTED}"
 
 
 def _reason(error: Exception) -> str:
     """Returns in words why an update of small arrays failed."""
     text = one_line(error)
     if "unexpected keyword argument 'learning_rate'" in text:
-        return "sets its learning rate itself, from the loss, and here optimizer.learning_rate does"
+        return "has no argument learning_rate, which this program sets; name another optimizer"
     if re.search(r"missing .*argument|must be provided", text):
         wanted = ", ".join(re.findall(r"'(\w+)'", text)) or text
-        return f"needs more than the gradient and the parameters: {wanted}"
+        return f"needs more than the gradient and the parameters ({wanted}), {_UNSUPPORTED}"
     return f"cannot be built with these arguments: {type(error).__name__}: {text}"
 
 

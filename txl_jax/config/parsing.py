@@ -28,7 +28,7 @@ def typed(key: str, value: Any, hint: Any) -> Any:
         if value is None or text == "none":
             return None
         if missing:
-            raise refusal(key, value, "a value is missing; give one, or none")
+            raise refusal(key, value, "a value is missing; give one, or the word none")
         return typed(key, value, next(a for a in args if a is not type(None)))
     if missing and hint is not str and origin is not tuple:
         raise refusal(key, value, f"a value is missing; {_expected(hint)}")
@@ -129,12 +129,12 @@ def _anything(key: str, value: Any) -> Any:
     if isinstance(value, str):
         known = {"true": True, "false": False, "none": None, "null": None}
         if not value.strip():
-            raise refusal(key, value, "a value is missing; give one, or none")
+            raise refusal(key, value, "a value is missing; give one, or the word none")
         begins = lambda part: isinstance(part, str) and part.strip()[:1] in ("(", "[")
         if begins(value) or "," in value:
             parts = _listed(value, True)
             if any(map(begins, parts)):
-                raise refusal(key, value, "is no list; write 1,2 or a,b or ['a', 'b']")
+                raise refusal(key, value, "is not a complete list; write 1,2 or a,b or ['a', 'b']")
             value = parts
         else:
             value = known.get(value.lower(), _number(value))

@@ -98,7 +98,7 @@ class LossConfig(Section, key="loss"):
 class DistilConfig(Section, key="distil"):
     """Settings of distillation from models trained on the same text (training/distil.py)."""
 
-    teachers: tuple[str, ...] = file_path((), "must not name an empty folder", all)
+    teachers: tuple[str, ...] = file_path((), "must not have an empty path", all)
     """Workdirs or exported folders of the teacher models; the student learns their mean
     probabilities."""
     weight: float = setting(0.5, "must be above 0 and at most 1", lambda v: 0 < v <= 1)

@@ -54,15 +54,15 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         flags.step = flags.step or "best"
         return flags, overrides
     if flags.step:
-        p.error("--step needs --to; of another source, convert the file of that step")
+        p.error("--step needs --to; for a step of another program's model, name its file")
     if flags.out:
-        p.error("OUT needs --to, the program for which it is written")
+        p.error("OUT needs --to, the program for which the model is written")
     if not flags.workdir:
-        p.error("--workdir is missing: a new folder")
+        p.error("--workdir is missing; name a new folder")
     if not flags.source:
-        p.error("SOURCE is missing: what to convert")
+        p.error("SOURCE is missing; name the model to convert")
     if flags.vocab and flags.corpus:
-        p.error("--vocab and --corpus are two vocabularies; give one")
+        p.error("--vocab and --corpus both name a vocabulary; give one of them")
     if flags.path and not flags.corpus:
         p.error("--path needs a --corpus")
     return flags, overrides
@@ -112,7 +112,7 @@ def _convert(flags: argparse.Namespace, overrides: dict[str, str]) -> int:
     source = {"source": flags.source, "format": flags.format, "args": args, "vocab": flags.vocab}
     model = to_workdir(Request(workdir=workdir, data=data, overrides=overrides, **source))
     shape = f"{model.n_layer} layers, d_model {model.d_model}, {model.vocab_size} symbols"
-    print(f"{flags.workdir}: {model.attention} attention, {shape}; to score it:")
+    print(f"{flags.workdir}: {model.attention} attention, {shape}; to score the model:")
     words = ["python", "-m", "txl_jax.main", "--mode=evaluate", f"--workdir={flags.workdir}"]
     print(f"  {shlex.join(words)}")
     return 0

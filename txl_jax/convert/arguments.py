@@ -87,7 +87,7 @@ def require_one_of(argument: str, value: object, supported: Iterable) -> None:
     """Raises ModelFormatError, with all supported values, if ``value`` is not one of them."""
     if value not in supported:
         raise ModelFormatError(
-            f"{argument} = {value!r} is not supported; supported: {quoted(supported)}"
+            f"{argument} = {value!r} is not supported; there are {quoted(supported)}"
         )
 
 
@@ -104,8 +104,8 @@ def check_convertible(c: TransformerXLConfig) -> None:
         key, value = field.name, getattr(c, field.name)
         if key not in CONVERTED | WITHOUT_EFFECT_ON_SCORES and value != field.default:
             raise ModelFormatError(
-                f"model.{key} = {value!r}: the other code bases have no such setting; leave it at"
-                " its default"
+                f"model.{key} = {value!r}: the other programs have no such setting; only a model"
+                f" with the default {field.default!r} can be converted"
             )
 
 
@@ -118,7 +118,7 @@ def check_forms(c: TransformerXLConfig, program: str, forms: Mapping[str, Iterab
             has = f"{program} has {quoted(supported)} only"
             raise ModelFormatError(f"model.{key} = {value!r}: {has}; {see}")
     if clusters(c) != clusters(dataclasses.replace(c, proj_same_dim=True)):
-        always = f"{program} has a projection for a cluster of width d_model too"
+        always = f"with div_val above 1, {program} projects embeddings of width d_model too"
         raise ModelFormatError(f"model.proj_same_dim = False: {always}; {see}")
 
 

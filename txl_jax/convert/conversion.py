@@ -106,7 +106,8 @@ def to_workdir(request: Request) -> TransformerXLConfig:
     check_path(r.workdir)
     for key in r.overrides:
         if key.partition(".")[0] == "model":
-            raise ModelFormatError(f"{key}: the source defines the model; give its args instead")
+            fix = "leave the key out, or change the constructor args of another program's model"
+            raise ModelFormatError(f"{key}: the source defines the model; {fix}")
     if r.format not in (None, *get_args(Format)):
         raise ModelFormatError(f"format {r.format!r}: must be one of {', '.join(get_args(Format))}")
     name = r.format or detect(r.source)
@@ -178,9 +179,9 @@ def _constructor_args(r: Request, name: str, stored: files.Stored | None) -> dic
     if name == "huggingface":
         found = read_json(config) if os.path.isfile(config) else None
         why = f"{config}: the tensors are Hugging Face's, and their config.json is missing"
-        missing = f"{why}; get it too, or give its content as args"
+        missing = f"{why}; get that file too, or give its content as args"
     elif stored:
-        missing = f"{r.source}: has no model_config; give the constructor's args"
+        missing = f"{r.source}: has no model_config, the constructor's arguments; give them as args"
     else:
         missing = (
             f"{r.source}: format {name} needs args, the constructor's arguments: n_token, n_layer,"
@@ -212,7 +213,8 @@ def _experiment(
     model = dataclasses.replace(program.config(args), matmul_precision="highest")
     if len(vocab) != model.vocab_size:
         raise ModelFormatError(
-            f"the vocabulary has {len(vocab)} symbols, but the model has {model.vocab_size}"
+            f"the vocabulary has {len(vocab)} symbols, but the model has {model.vocab_size}; name"
+            " the vocabulary with which the model was trained"
         )
     given = args.get("mem_len")
     mem_len = 0 if model.memory_free else program.mem_len if given is None else given
@@ -251,9 +253,10 @@ def _likely_corpus(vocab: Vocab) -> dict[str, Any]:
 
 
 def _exported_to_workdir(r: Request) -> TransformerXLConfig:
-    for name in ("args", "vocab"):
+    for name, own in (("args", "settings"), ("vocab", "a vocabulary")):
         if getattr(r, name) is not None:
-            raise ModelFormatError(f"{name}: an exported model already has {name}; leave it out")
+            fault = f"an exported model has {own} of its own"
+            raise ModelFormatError(f"{name}: {fault}; leave this argument out")
     trained = load_exported(r.source)
     exp = trained.config
     if r.data is not None:

@@ -124,7 +124,7 @@ def load_torch(path: str) -> Any:
     except Exception as error:  # errors of unpickling have many types
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ModelFormatError(
-            f"{path}: is damaged or holds more than tensors, and unpickling it could run any code"
+            f"{path}: is damaged or has more than tensors, and unpickling it could run any code"
             f" ({reason}). Save the model's tensors in the program that wrote the file:"
             " torch.save(model.state_dict(), 'state.pt'). docs/converting.md has the details"
         ) from error
@@ -170,13 +170,13 @@ def vocab_from_file(path: str) -> Vocab:
         raise ModelFormatError(f"vocabulary {path}: there is no such file")
     if path.endswith((".pkl", ".pickle")):
         raise ModelFormatError(
-            f"vocabulary {path}: unpickling a file could run any code. If you trust it, write its"
-            " idx2sym to a text file with one symbol per line, and name that file"
+            f"vocabulary {path}: unpickling a file could run any code. If you trust the file,"
+            " write its idx2sym to a text file with one symbol per line, and name that file"
         )
     if path.endswith(TORCH):
         symbols = symbols_of(load_torch(path))
         if symbols is None:
-            raise ModelFormatError(f"vocabulary {path}: has no idx2sym")
+            raise ModelFormatError(f"vocabulary {path}: has no idx2sym, the list of symbols")
         return Vocab.from_symbols(symbols)
     try:
         with open(path, "rb") as file:
@@ -192,10 +192,12 @@ def vocab_from_file(path: str) -> Vocab:
         return Vocab.from_tokenizer(path)
     if isinstance(content, dict):
         if sorted(content.values(), key=str) != sorted(range(len(content)), key=str):
-            raise ModelFormatError(f"vocabulary {path}: its ids must be 0 to {len(content) - 1}")
+            rule = f"the ids must be 0 to {len(content) - 1}, each once"
+            raise ModelFormatError(f"vocabulary {path}: {rule}")
         content = sorted(content, key=content.__getitem__)
     if not isinstance(content, list) or not all(isinstance(s, str) for s in content):
-        raise ModelFormatError(f"vocabulary {path}: must be a list of symbols, or a map to ids")
+        rule = "must be a list of symbols, or a map from symbols to ids"
+        raise ModelFormatError(f"vocabulary {path}: {rule}")
     return Vocab.from_symbols(content)
 
 

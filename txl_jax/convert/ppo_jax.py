@@ -59,7 +59,7 @@ def config_from_ppo_jax(settings: Mapping[str, Any] | str | bytes) -> Transforme
     gating, bias = given.pop("gating"), given.pop("gating_bias", 0.0)
     unknown = [name for name in given if name not in LENGTHS]
     if unknown:
-        raise ModelFormatError(f"these are not {what}: {arguments.quoted(unknown)}")
+        raise ModelFormatError(f"these are no {what}: {arguments.quoted(unknown)}; remove them")
     d, n = shape["d_model"], shape["n_head"]
     if d % n:
         raise ModelFormatError(f"n_head = {n} must divide d_model = {d}")

@@ -1,7 +1,8 @@
 """Converts models of the authors' PyTorch code and of NVIDIA's port, in both directions.
 
 This module does not need torch: :func:`params_from_pytorch` takes
-``{name: t.float().numpy() for name, t in model.state_dict().items()}``. Besides :data:`LAYER`:
+``{name: t.float().numpy() for name, t in model.state_dict().items()}``. Besides the names in
+:data:`LAYER`, these tensors correspond:
 
     original code                                       this project
     r_w_bias, r_r_bias       [N,H] or [L,N,H]           u, v; ``shaw``: only u, one in each layer
@@ -70,7 +71,7 @@ def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLCon
     not supported.
     """
     args = arguments.given(constructor_args, IGNORED)
-    what = "constructor arguments of the original"
+    what = "constructor arguments of MemTransformerLM"
     settings = arguments.take_settings(args, what, *NAMES, "untie_r", **RATES)
     impl, attn_type = args.pop("impl", "kimiyoung"), args.pop("attn_type", 0)
     arguments.require_one_of("impl", impl, SAME_LENGTH)
@@ -92,7 +93,7 @@ def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLCon
         sample_softmax=max(args.pop("sample_softmax", -1), 0),
     )
     if args:
-        raise ModelFormatError(f"these are not {what}: {arguments.quoted(args)}")
+        raise ModelFormatError(f"these are no {what}: {arguments.quoted(args)}; remove them")
     return cfg
 
 
@@ -211,7 +212,7 @@ def _vocabulary(c: TransformerXLConfig, impl: str) -> list[Entry]:
             tied = [k for k, _, is_tied in outputs if is_tied and of_input(k)]
             aliases = {f"crit.out_projs.{k}": f"tie_projs[{k}] is True" for k in tied}
             if not authors:
-                aliases = {f"crit.shared_out_projs.{i}": "is another name of it"}
+                aliases = {f"crit.shared_out_projs.{i}": "both name one tensor"}
             places = {f"embedding_projection{end}": turned}
             name, shape = f"word_emb.emb_projs.{i}", (c.d_model, part.width)
             entries.append(Entry(name, shape, places, aliases))

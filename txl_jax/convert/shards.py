@@ -81,7 +81,7 @@ def index_of(path: str) -> str | None:
     missing = " or ".join(os.path.join(folder, name) for name in reversed(names))
     raise ModelFormatError(
         f"{path}: is one of {int(match['count'])} files, and {missing} is missing, which lists the"
-        " tensors of each; get it too"
+        " tensors of each; get that file too"
     )
 
 
@@ -144,18 +144,19 @@ def read_shards(index: str, read: Callable[[str], Tensors]) -> dict[str, np.ndar
     folder, files = os.path.dirname(index), sorted(set(listed.values()))
     missing = [file for file in files if not os.path.isfile(os.path.join(folder, file))]
     if missing:
-        names, count = ", ".join(missing[:3]), f"{len(missing)} of {len(files)} files are missing"
-        raise ModelFormatError(f"{index}: {count} beside it ({names}); get them again")
+        names, count = ", ".join(missing[:3]), f"{len(missing)} of {len(files)} listed files"
+        raise ModelFormatError(f"{index}: beside it {count} are missing ({names}); get them again")
     tensors: dict[str, np.ndarray] = {}
     for file in files:
         path = os.path.join(folder, file)
-        found = read(path)
+        found, fix = read(path), "get the index and the files of one version again"
         for name in (*found, *listed):
             if name in found and listed.get(name) != file:
                 where = f"lists it in {listed[name]}" if name in listed else "does not list it"
-                raise ModelFormatError(f"{path}: has the tensor {name}, and {index} {where}")
+                raise ModelFormatError(f"{path}: has the tensor {name}, and {index} {where}; {fix}")
             if name not in found and listed[name] == file:
-                raise ModelFormatError(f"{path}: has no tensor {name}, which {index} lists there")
+                where = f"has no tensor {name}, which {index} lists there"
+                raise ModelFormatError(f"{path}: {where}; {fix}")
         tensors |= found
     _check_count(index, files)
     return tensors

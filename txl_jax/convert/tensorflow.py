@@ -58,7 +58,7 @@ def config_from_tensorflow(args: Mapping[str, Any]) -> TransformerXLConfig:
     if "vocab_size" in args:
         args["n_token"] = args.pop("vocab_size")
     names = ("untie_r", "div_val", "proj_same_dim", "init_std", "proj_init_std")
-    what = "flags of the original"
+    what = "flags of the authors' TensorFlow model"
     settings = arguments.take_settings(args, what, *names, dropout=0.1, dropatt=0.1)
     if settings["cutoffs"][:1] == (0,):
         settings["cutoffs"] = settings["cutoffs"][1:-1]
@@ -71,7 +71,7 @@ def config_from_tensorflow(args: Mapping[str, Any]) -> TransformerXLConfig:
         norm_epsilon=1e-12,
     )
     if args:
-        raise ModelFormatError(f"these are not model {what}: {arguments.quoted(args)}")
+        raise ModelFormatError(f"these are no {what}: {arguments.quoted(args)}; remove them")
     return cfg
 
 

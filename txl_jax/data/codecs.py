@@ -23,6 +23,7 @@ ENCODINGS = (
     *("cp932", "euc_jp", "gb18030", "big5", "cp949"),
 )
 """Encodings that an error may suggest. If several fit equally well, it suggests the first."""
+_ANY_TEXT = "train with data.vocab='byte', which takes any text"
 _WHITE_TO_SPACE = bytes.maketrans(string.whitespace.encode(), SPACE.encode() * 6)
 
 
@@ -41,7 +42,7 @@ def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False
         try:
             text = block if isinstance(block, str) else decoder.decode(raw, final=block is None)
             if not any_character and (at := raw.find(0)) >= 0:
-                fault = "the character U+0000 (NUL) is in no text"
+                fault = "the character U+0000 (NUL), which no text has"
             elif not any_character and (escape := iso_2022(raw)):
                 at, fault = escape[0], f"an escape sequence of {escape[1]}"
         except UnicodeDecodeError as error:
@@ -49,10 +50,10 @@ def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False
         if fault:
             around = raw[max(at - 2048, 0) : max(at, 0) + 2048]
             if kind := not_text(start) or ("binary data" if not_text(around) else None):
-                raise DataError(f"{where}, byte {read + at}: {fault}; it is {kind}, not text")
+                raise DataError(f"{where}, byte {read + at}: {fault}; this is {kind}, not text")
             like = _like(start)
             how = "" if like or fault.startswith("the") else f", {how_to_convert(raw)}"
-            fix = f"convert the text to UTF-8{how}, or use vocab='byte', which takes any bytes"
+            fix = f"convert the text to UTF-8{how}, or use data.vocab='byte' for any bytes"
             raise DataError(f"{where}, byte {read + at}: {fault}{like}; {fix}") from None
         yield text
         read += len(raw)
@@ -67,7 +68,7 @@ def how_to_convert(raw: bytes) -> str:
     text = raw[: 1 << 16].decode("utf-8", "replace")
     others = sum(character > "\x7f" for character in text)
     if others > 5 * text.count("\ufffd"):  # UTF-8 with few damaged places
-        return "by  iconv -c -f UTF-8 -t UTF-8 FILE > NEW  if it may leave out what is damaged"
+        return "by  iconv -c -f UTF-8 -t UTF-8 FILE > NEW  to leave damaged characters out"
     found = charset_normalizer.from_bytes(raw[: 1 << 16], cp_isolation=list(ENCODINGS))
     grade = lambda match: (match.chaos, -match.coherence)
     alike = [match for match in found if grade(match) == min(map(grade, found))]
@@ -84,7 +85,7 @@ def _like(block: str | bytes) -> str:
         start = block[:4096]
         raw = start.encode("utf-8", "surrogateescape") if isinstance(start, str) else start
         name = wide_encoding(raw)
-    return f"; it looks like {name} without a byte order mark" if name else ""
+    return f"; the text looks like {name} without a byte order mark" if name else ""
 
 
 def as_bytes(block: str | bytes, where: str = "text", errors: str = "surrogateescape") -> bytes:
@@ -105,8 +106,8 @@ def _crlf_fix(text: str | bytes, at: int) -> str | None:
     """Returns what to do about an unknown carriage return before a line end, else ``None``."""
     if text[at : at + 2] not in ("\r", "\r\n", b"\r", b"\r\n"):
         return None
-    fault = "its line ends are CRLF (Windows), those of the training text are not"
-    return f"{fault}: convert them with  sed -i 's/\\r$//' FILE"
+    fault = "the line ends are CRLF (Windows), and those of the training text are not"
+    return f"{fault}; convert them with  sed -i 's/\\r$//' FILE"
 
 
 def as_letters(block: str | bytes) -> bytes:
@@ -203,7 +204,7 @@ class ByteCodec(Codec):
                 raise UnknownSymbolError(
                     f"{where}, byte {position + wrong[0]}: the value {values[wrong[0]]} is not"
                     f" among the {len(self.symbols)} bytes of the vocabulary",
-                    _crlf_fix(raw, wrong[0]) or "remove it, or train on a text that has it",
+                    _crlf_fix(raw, wrong[0]) or "remove this byte, or train on a text that has it",
                 )
             yield ids[ids >= 0].astype(self.dtype)
             position += len(raw)
@@ -235,7 +236,7 @@ class CharCodec(Codec):
                     f" {position + at}: {text[at]!r} (U+{ord(text[at]):04X}) is not among the"
                     f" {len(self.symbols)} characters of the vocabulary, which are those of the"
                     " training text",
-                    _crlf_fix(text, at) or "remove it, or use vocab='byte', which takes any text",
+                    _crlf_fix(text, at) or f"remove this character, or {_ANY_TEXT}",
                 )
             yield ids.astype(self.dtype)
             position, line = position + len(text), line + text.count("\n")
@@ -288,8 +289,7 @@ class WordCodec(Codec):
                 raise UnknownSymbolError(
                     f"{where}, line {line}: the word {word!r} is not among the"
                     f" {len(self.symbols)} words of the vocabulary, which does not have {UNK}",
-                    f"write {UNK} for rare words in the training text, or use vocab='byte',"
-                    " which takes any text",
+                    f"write {UNK} for rare words in the training text, or {_ANY_TEXT}",
                 ) from None
             line += text.count("\n")
 
@@ -350,7 +350,7 @@ class IdCodec(Codec):
     def __init__(self, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]):
         super().__init__(kind, symbols, tokenizer)
         if "" in symbols:
-            raise DataError("the symbol '' must have a character")
+            raise DataError("the symbol '' is empty; each symbol must have a character")
         white = any(symbol.isspace() for symbol in symbols)
         self.is_text = white and all(len(symbol) == 1 for symbol in symbols)
         self._written = list(symbols) if self.is_text else list(map(_one_word, symbols))
@@ -369,7 +369,7 @@ class IdCodec(Codec):
             ids = [self._ids.get(w, i) for w, i in zip(words, numbers, strict=True)]
             if wrong := [w for w, i in zip(words, ids, strict=True) if not 0 <= i < n]:
                 if self.is_text:
-                    fault, fix = "symbol", f"its symbols are {n} characters"
+                    fault, fix = "symbol", f"write only the {n} characters that are symbols"
                 else:
                     fault, fix = "id", f"write ids from 0 to {n - 1}, with white space between them"
                 raise UnknownSymbolError(f"{where}: {wrong[0]!r} is no {fault} of this model", fix)

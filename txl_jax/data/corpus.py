@@ -102,7 +102,7 @@ class DamagedError(DataError):
 
     def __init__(self, folder: Path, path: Path, found: str):
         self.fault = f"{path} {found}: the prepared corpus is damaged"
-        fix = f"Delete the folder {folder}; the next run prepares it again"
+        fix = f"Delete the folder {folder}; the next run prepares the corpus again"
         super().__init__(f"{self.fault}. {fix}")
 
 
@@ -156,7 +156,7 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
     if vocab is not None and vocab.kind != kind:
         raise DataError(
             f"the model was trained with a vocabulary of kind {vocab.kind!r}, and the corpus"
-            f" {data.name!r} is read as {kind!r} here; set data.vocab or data.name to one that is"
+            f" {data.name!r} is read as {kind!r} here; set data.vocab or data.name to get the kind"
             f" {vocab.kind!r}"
         )
     if data.name == "tokens":
@@ -221,14 +221,15 @@ def find_source(data: DataConfig, vocab: Vocab | None = None) -> Source:
     ``vocab`` is the vocabulary of a model that reads the text.
     """
     if data.name == "tokens":
-        raise DataError("data.name = 'tokens': has arrays of ids and no text")
+        raise DataError("data.name = 'tokens': has arrays of ids and no text; name another corpus")
     kind, cache = _kind(data, vocab), data_folder(data.cache_dir)
     with write_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)
     if data.hash is not None and data.url is None:
         raise DataError("data.hash: needs data.url, whose download it checks")
     if data.path is not None and data.name in ("stdlib", "probe"):
-        origin = "the running Python's own" if data.name == "stdlib" else "drawn from data.probe"
+        own = "the source code of the running Python"
+        origin = own if data.name == "stdlib" else "generated from the settings data.probe"
         raise DataError(f"data.path: {data.name} is {origin}; give no path")
     if data.name == "stdlib":
         source = stdlib.find()

@@ -33,7 +33,7 @@ def training_batch(
 
 
 def resets_memory(step: int, first: bool, epoch_memory: str, reset_every: int) -> bool:
-    """Whether memory is emptied before a step; ``first`` is true for the first one of an epoch."""
+    """Whether memory is emptied before a step; ``first`` is true for an epoch's first step."""
     again = reset_every > 0 and step % reset_every == 0
     return again or (first and epoch_memory == "reset")
 
@@ -71,7 +71,8 @@ def batch_on_device(
     """Returns a batch on device; every process reads only the rows of its own devices, once.
 
     ``read`` returns the rows of a slice. ``sharding`` is that of every field, or ``None`` for the
-    default device. ``n_rows`` is B. ``axis`` is the axis of the rows: 1 after an axis of steps.
+    default device. ``n_rows`` is B. ``axis`` is the axis of the rows: 1 if an axis of steps
+    comes before it.
     """
     if sharding is None or sharding.is_fully_addressable:
         return _put(sharding)(read(slice(0, n_rows)))

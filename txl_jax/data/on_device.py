@@ -8,11 +8,14 @@ The host then sends only a :class:`BatchPosition` for each step:
 The batches are equal to those of :func:`txl_jax.data.feed.training_batch`.
 """
 
+from collections.abc import Sequence
+
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from txl_jax.config import ConfigError
 from txl_jax.data.batch import Batch, SoftTargets
 from txl_jax.data.feed import resets_memory
 from txl_jax.data.streams import Streams
@@ -61,6 +64,14 @@ class DeviceText(flax.struct.PyTreeNode):
         document = begun & read(self.begins, jnp.where(begun, place, 0))
         reset = (document | begins if c else document).at[:, 0].max(at.reset_memory)
         return Batch(inputs, targets, weights, reset, soft, jnp.full(b, c + at.n, jnp.int32))
+
+
+def check_single_process(devices: Sequence[jax.Device]) -> None:
+    """Raises ConfigError if the devices are those of several processes."""
+    if len({device.process_index for device in devices}) > 1:
+        raise ConfigError(
+            "config key train.text_on_device: needs a single process; leave the key out"
+        )
 
 
 def device_text(streams: Streams, soft: SoftTargets | None = None) -> DeviceText:

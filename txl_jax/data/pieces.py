@@ -82,7 +82,7 @@ class Pieces(Sequence[np.ndarray]):
             return [self[i] for i in range(first, last, step)]
         at = index + len(self) if index < 0 else index
         if not 0 <= at < len(self):
-            raise IndexError(f"{self.kind[:-1]} {index}: there are {len(self)}")
+            raise IndexError(f"{self.kind[:-1]} {index}: there are {len(self)} {self.kind}")
         return self.part(at, at + 1).ids
 
     def part(self, first: int, last: int) -> "Pieces":
@@ -135,7 +135,8 @@ def as_positions(positions: Any, name: str) -> np.ndarray:
     """Returns 1-D integers of any type as int64; raises DataError for any other array."""
     array = np.asanyarray(positions)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or not array.size):
-        raise DataError(f"{name} has shape {array.shape} and type {array.dtype}: must be integers")
+        found = f"{name} has shape {array.shape} and type {array.dtype}"
+        raise DataError(f"{found}: must be 1-D integers")
     return array.astype(np.int64, copy=False)
 
 
@@ -200,9 +201,9 @@ def check_starts(starts: np.ndarray, n_tokens: int, where: str) -> None:
     if (sizes < 2).any():
         at = int(np.argmax(sizes < 2))
         if sizes[at] == 1:
-            fault = f"document {at} (token {starts[at]}) has one token, at least 2 are needed"
+            fault = f"document {at} (token {starts[at]}) has one token, and needs at least 2"
         elif at + 1 == len(starts):
-            fault = f"start {at} is {starts[at]}, and there are {n_tokens} tokens"
+            fault = f"start {at} is {starts[at]}, and there are only {n_tokens} tokens"
         else:
             fault = f"start {at + 1} is {starts[at + 1]} after {starts[at]}; starts must increase"
         raise DataError(f"{where}: {fault}")
@@ -221,7 +222,7 @@ def split_edges(
     if n < (least := 1 + sum(cut)):
         fix = "give more documents, or a file for each split"
         needed = f"at least {least} are needed for {least} splits"
-        raise DataError(f"{where}: has {n} documents, {needed}; {fix}")
+        raise DataError(f"{where}: has {n} documents, and {needed}; {fix}")
     nearest = lambda share: int(np.argmin(np.abs(starts - total * (1 - share))))
     valid = int(np.clip(nearest(valid_fraction + test_fraction), 1, n - sum(cut)))
     test = int(np.clip(nearest(test_fraction), valid + cut[0], n - 1)) if cut[1] else n

@@ -1,8 +1,9 @@
 """Prepares the text of a source as a vocabulary and token files.
 
 The tokens are in ``train.npy``, …. For sentences, ``train.offsets.npy``, … have the positions where
-each sentence begins and the last one ends. The counts are compared with the published ones. They
-and notes on the text are kept in ``corpus.json``, so that each run can print them.
+each sentence begins and the last one ends. The numbers of tokens, lines, words, bytes and symbols
+are counted, and compared with published ones. These counts and notes on the text are kept in
+``corpus.json``, so that each run can print them.
 """
 
 import codecs
@@ -30,10 +31,10 @@ from txl_jax.progress import watched
 def prepare(
     source: Source, kind: Kind, identity: Mapping[str, Any], folder: Path, vocab: Vocab | None
 ) -> None:
-    """Prepares the corpus of a source in ``folder`` unless it exists, or raises DataError.
+    """Prepares a source's corpus in ``folder`` unless the folder exists, or raises DataError.
 
-    ``identity`` is written to ``corpus.json``. The text is encoded with ``vocab``, or, if this is
-    ``None``, with a vocabulary of its own.
+    ``identity`` is written to ``corpus.json``. The text is encoded with ``vocab``, or, if
+    ``vocab`` is ``None``, with the vocabulary of the source itself.
     """
 
     def fill(unfinished: Path) -> None:
@@ -74,7 +75,7 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
         own = _vocab(kind, source, [blocks(split, "counting") for split in source.counted])
     vocab = given or own
     foreign = vocab.to_json() != own.to_json()
-    if foreign:  # the published counts are of the text's own vocabulary
+    if foreign:  # the published counts hold for the text's own vocabulary
         source = dataclasses.replace(source, counts={})
     (folder / "vocab.json").write_text(json.dumps(vocab.to_json()))
     counts, crlf = dict[str, dict[str, int]](), 0
@@ -125,7 +126,7 @@ def report(record: Mapping[str, Any], label: str, symbols: int, bytes_asked_for:
         said[0] += f"; held out from the end: {held_out}"
     if crlf := found.get("crlf"):
         fault = f"{crlf:,} line ends are CRLF (Windows)"
-        said.append(f"note: {label}: {fault}; \\r is a part of the text, also in prompts")
+        said.append(f"note: {label}: {fault}; \\r is a part of the text, and prompts need it too")
     if (place := found.get("not_utf8")) and not bytes_asked_for:
         how = "by  iconv -f ENCODING -t UTF-8 FILE > NEW"
         fix = f"convert the text to UTF-8 {how}, or give {argument('config.data.vocab', 'byte')}"
@@ -154,14 +155,18 @@ def _vocab(kind: Kind, source: Source, texts: list[Iterator[bytes]]) -> Vocab:
 
 
 def _wrong_counts(source: Source, found: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Returns the counts that are not as published; raises DataError if the files are published."""
+    """Returns a text for each count that differs from the published one.
+
+    Raises DataError if a count differs although the files are the published ones.
+    """
     wrong = []
     for (what, split), expected in source.counts.items():
         n = found[what][split]
         allowed = range(expected, expected + 1) if isinstance(expected, int) else expected
         if n not in allowed:
             shown = f"{allowed[0]:,}" + (f" to {allowed[-1]:,}" if len(allowed) > 1 else "")
-            wrong.append(f"{n:,} {what} {split}".rstrip() + f" instead of {shown}")
+            place = f" in {split}" if split else ""
+            wrong.append(f"{n:,} {what}{place} instead of {shown}")
     if wrong and source.published:
         fault = f"has {wrong[0]}, though its files are the published ones; please report this"
         raise DataError(f"{source.label}: {fault}")

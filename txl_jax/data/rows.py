@@ -82,8 +82,8 @@ def lay_out(
     if pieces.kind == "sentences":
         if batch_size > len(pieces):
             raise DataError(
-                f"{key} = {batch_size}: {name} has {len(pieces)} sentences, at least one"
-                " is needed for each stream; use a smaller batch or more text"
+                f"{key} = {batch_size}: {name} has {len(pieces)} sentences, and each stream needs"
+                " at least one; use a smaller batch or more text"
             )
     elif even and batch_size > largest:
         needed = 2 * batch_size if drop_remainder else batch_size + 1
@@ -94,7 +94,8 @@ def lay_out(
             f" {needed:,}; use {smaller}a longer text"
         )
     elif pieces.n_targets < 1:
-        raise DataError(f"{name} has no target; give longer documents")
+        fault = "has no target, because no document has two tokens"
+        raise DataError(f"{name} {fault}; give longer documents")
     check_ids(name, pieces.ids, vocab_size)
     if not even:
         return _whole_rows(pieces, batch_size)
@@ -103,7 +104,7 @@ def lay_out(
     rows = _rows_in_turn(pieces, batch_size, seg_len)
     if not rows.n_targets:
         raise DataError(
-            f"{key} = {batch_size}: {name} does not fill one segment of {seg_len} in"
+            f"{key} = {batch_size}: {name} does not fill one segment of {seg_len} tokens in"
             " every stream (drop_remainder); use a smaller batch or a shorter segment"
         )
     return rows

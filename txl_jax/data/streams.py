@@ -110,7 +110,7 @@ class Streams:
         self, rows: Rows, seg_len: int, context_len: int = 0, order: InOrder | None = None
     ):
         """Stores the rows; ``order`` decides in which order an epoch reads each row's tokens."""
-        mapped = isinstance(rows.ids, np.memmap)  # read faster as a plain array
+        mapped = isinstance(rows.ids, np.memmap)  # as a plain array, a memmap is read faster
         self._ids = rows.ids.view(np.ndarray) if mapped else rows.ids
         self.rows, self.order = rows, order or InOrder()
         self.batch_size, self.seg_len, self.context_len = len(rows.first), seg_len, context_len
@@ -164,7 +164,8 @@ class Streams:
     def _span(self, index: int, epoch: int) -> tuple[int, int]:
         """Returns the first target of a segment, and its number of targets in a full stream."""
         if not 0 <= index < self.n_segments:
-            raise IndexError(f"segment {index}: there are {self.n_segments}, counted from 0")
+            found = f"there are {self.n_segments} segments, counted from 0"
+            raise IndexError(f"segment {index}: {found}")
         start = index * self.seg_len
         return start, min(self.seg_len, self.targets_per_stream - start)
 

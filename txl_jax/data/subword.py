@@ -68,7 +68,7 @@ def tokenizer_symbols(tokenizer: Mapping[str, Any]) -> list[str]:
             raise ValueError("ids are not 0, 1, 2, …")
         symbols = [bytes(_BYTE_OF_CHARACTER[c] for c in token) for token in tokens]
         if (single := sum(len(symbol) == 1 for symbol in symbols)) != 256:
-            raise ValueError(f"{single} of the 256 bytes have a symbol")
+            raise ValueError(f"{single} symbols are single bytes, not 256")
         return [bytes_to_symbol(symbol) for symbol in symbols]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError(f"a subword vocabulary needs a byte-level tokenizer ({error})") from error

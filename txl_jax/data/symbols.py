@@ -40,15 +40,16 @@ def check_ids(name: str, tokens: np.ndarray, vocab_size: int | None) -> None:
 
     Without V, ids must fit int32.
     """
+    why = f"the vocabulary has {vocab_size} symbols"
     if vocab_size is None:
         if np.can_cast(np.asanyarray(tokens).dtype, np.int32):
             return
-        vocab_size = 1 << 31
+        vocab_size, why = 1 << 31, "ids are int32"
     _, outside = scan_ids(tokens, vocab_size)
     if outside is not None:
         raise DataError(
             f"{name}[{outside}] = {int(tokens[outside])}: a token id must be from 0 to"
-            f" {vocab_size - 1}, the vocabulary has {vocab_size} symbols"
+            f" {vocab_size - 1}, because {why}"
         )
 
 

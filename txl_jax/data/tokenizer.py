@@ -25,8 +25,8 @@ BATCH = 4096  # the number of lines that are encoded together
 def import_tokenizers() -> Any:
     """Returns the package ``tokenizers``; raises DataError if it is not installed."""
     missing = DataError(
-        "data.vocab = 'subword' or data.tokenizer: needs the package tokenizers, which is not"
-        " installed: pip install '.[subword]' in the project's folder, or use vocab='byte'"
+        "data.vocab='subword' and data.tokenizer need the package tokenizers, which is not"
+        " installed; run pip install '.[subword]' in the project's folder, or use data.vocab='byte'"
     )
     return import_optional("tokenizers", missing)
 
@@ -46,7 +46,8 @@ class TokenizerCodec(Codec):
             try:
                 encoded = self._tokenizer.encode_batch_fast(lines, add_special_tokens=False)
             except Exception as error:  # the package raises this very type
-                raise DataError(f"{where}: the tokenizer cannot encode it ({error})") from error
+                fault = f"the tokenizer cannot encode this text ({error})"
+                raise DataError(f"{where}: {fault}") from error
             yield np.fromiter(itertools.chain.from_iterable(e.ids for e in encoded), self.dtype)
 
     def decode(self, ids):
@@ -79,7 +80,8 @@ def read_tokenizer(path: Path) -> tuple[list[str], dict[str, Any]]:
         stored = parse_json(path.read_bytes())
     except OSError as error:
         fix = "name a file, such as the tokenizer.json that save_pretrained('FOLDER') writes"
-        raise DataError(f"data.tokenizer = {str(path)!r}: {error.strerror}; {fix}") from error
+        fault = f"cannot be read ({error.strerror})"
+        raise DataError(f"data.tokenizer = {str(path)!r}: {fault}; {fix}") from error
     except ValueError as error:
         raise DataError(f"data.tokenizer = {str(path)!r}: {error}") from error
     ids = load_tokenizer(stored, str(path)).get_vocab(with_added_tokens=True)

@@ -57,10 +57,10 @@ class Vocab:
             kinds = ", ".join(map(repr, get_args(Kind)))
             raise DataError(f"vocabulary kind {self.kind!r}: must be one of {kinds}")
         if not self.symbols:
-            raise DataError(f"a {self.kind} vocabulary without symbols")
+            raise DataError(f"a {self.kind} vocabulary must have at least one symbol")
         symbol, times = collections.Counter(self.symbols).most_common(1)[0]
         if times > 1:
-            raise DataError(f"{self.kind} vocabulary: the symbol {symbol!r} occurs twice")
+            raise DataError(f"{self.kind} vocabulary: the symbol {symbol!r} occurs {times} times")
         _ = self._codec  # its constructor checks the symbols
 
     @classmethod
@@ -93,8 +93,8 @@ class Vocab:
         values = bytes_by_frequency(map(as_letters, itertools.chain(*texts)))
         if wrong := [value for value in values if not 0 < value < 128]:
             raise DataError(
-                f"the text has the byte {wrong[0]}: a letter vocabulary has only a to z and white"
-                " space; use data.name='text' with vocab='char' for other text"
+                f"the text has the byte {wrong[0]}, and a letter vocabulary has ASCII characters"
+                " only; use data.name='text' with data.vocab='char' for other text"
             )
         return cls("letter", list(map(chr, values)))
 
@@ -110,7 +110,7 @@ class Vocab:
             raise DataError(f"{path}: {error}") from error
         lines = [line.split(maxsplit=1) for line in text]
         if [] in lines:
-            raise DataError(f"{path}, line {lines.index([]) + 1}: has no symbol")
+            raise DataError(f"{path}, line {lines.index([]) + 1}: has no symbol; write one there")
         try:
             return cls("sentence", list(dict.fromkeys(fields[0] for fields in lines)))
         except DataError as error:
@@ -229,9 +229,10 @@ class Vocab:
             array = np.asarray(listed if hasattr(ids, "dtype") or listed else np.zeros(0, int))
         except (TypeError, ValueError) as error:  # no numbers, or lists of several lengths
             kind = _kind_of(ids)
-            raise DataError(f"ids must be integers [n], not {kind}: {short_repr(ids)}") from error
+            raise DataError(f"ids must be 1-D integers, not {kind}: {short_repr(ids)}") from error
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-            raise DataError(f"ids must be integers [n], not {array.dtype} {list(array.shape)}")
+            shape = f"{array.ndim} axes {list(array.shape)}"
+            raise DataError(f"ids must be 1-D integers, not {array.dtype} with {shape}")
         check_ids("ids", array, len(self))
         return array.astype(np.int32, copy=False)
 
@@ -244,7 +245,7 @@ class Vocab:
     def from_json(cls, stored: Mapping[str, Any]) -> "Vocab":
         """Returns the vocabulary that :meth:`to_json` wrote; raises DataError for other content."""
         if missing := [key for key in ("kind", "symbols") if key not in stored]:
-            raise DataError(f"a stored vocabulary (vocab.json) without {' and '.join(missing)}")
+            raise DataError(f"a stored vocabulary (vocab.json) has no {' and no '.join(missing)}")
         symbols, own = stored["symbols"], stored.get("tokenizer")
         if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
             raise DataError("the symbols of a stored vocabulary must be a list of texts")
@@ -274,7 +275,8 @@ def texts_of(value: Any, name: str) -> list[Text]:
     if not isinstance(value, list | tuple | range) or (value and all(map(_is_id, value))):
         return [_text_of(value, name)]
     if not value:
-        raise DataError(f"{name} = {value!r}: has no text; give a text, its ids, or a list of them")
+        fix = "give a text, the ids of a text, or a list of texts"
+        raise DataError(f"{name} = {value!r}: has no text; {fix}")
     return [_text_of(one, f"{name} {n} of {len(value)}") for n, one in enumerate(value, 1)]
 
 
@@ -290,7 +292,7 @@ def _text_of(value: Any, name: str) -> Text:
         return np.array([int(one) for one in value], np.int64)
     fix = "; read the file first" if isinstance(value, os.PathLike) else ""
     kind = _kind_of(value)
-    rule = f"must be a text, bytes or ids (integers [n]), not {kind}{fix}"
+    rule = f"must be a text, bytes or ids (1-D integers), not {kind}{fix}"
     raise DataError(f"{name} = {short_repr(value)}: {rule}")
 
 

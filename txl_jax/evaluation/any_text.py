@@ -40,6 +40,7 @@ from txl_jax.evaluation.protocols import with_window
 from txl_jax.file_kinds import LOOKED_AT, not_text, wide_encoding
 from txl_jax.files import decode_text, name_in_os_errors
 from txl_jax.messages import argument, fields_repr, shown_path
+from txl_jax.model import self_check
 from txl_jax.model.precision import rounding
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.compile_cache import compiled_rows
@@ -60,14 +61,16 @@ def run(trained: TrainedModel, workdir: str) -> str:
     exist = os.path.isfile(c.path) and os.path.isfile(c.json or "")
     if exist and os.path.samefile(c.path, c.json or ""):
         named = f"config key score.json = {shown_path(str(c.json))!r}"
-        raise ConfigError(f"{named}: is the file of score.path; name another file")
+        raise ConfigError(f"{named}: is also the file of score.path; name another file")
     if trained.vocab.kind == "id" and c.path.lower().endswith(SUFFIXES):
         size, path = len(trained.vocab), existing_path(c.path, data_folder(), "score.path")
         score = score_documents(trained, read_documents(path, trained.config.data, size))
     else:
         name = "standard input" if c.path == "-" else shown_path(c.path)
         if (end := os.path.splitext(name)[1].lower()) in READERS:
-            fix = "write their texts into a text file, or end its name in .txt to score it as it is"
+            fix = (
+                "write their texts into a text file, or rename this file to .txt to score it whole"
+            )
             raise ConfigError(f"config key score.path = {name!r}: has records ({end}); {fix}")
         asked = trained.config.data.vocab == "byte"  # bytes by setting, not by default
         text = _text(c.path, any_bytes=trained.vocab.kind == "byte", binary=asked)
@@ -165,7 +168,7 @@ def score_documents(trained: TrainedModel, documents: Sequence[np.ndarray]) -> "
     """
     exp, vocab = trained.config, trained.vocab
     if max(map(len, documents)) < 2:
-        raise DataError("score.path: has no token after the first one; name a longer array")
+        raise DataError("score.path: no document has two tokens or more; name a longer array")
     losses = score_texts(exp.model, trained.params, documents, exp.score)
     targets = [document[1:] for document in documents]
     texts = [vocab.decode(row) for row in targets]
@@ -224,6 +227,9 @@ def _score_batch(
     check_arrays(_WORK, memory_shapes(cfg, rows, c.mem_len))
     mems = model.init_mems(rows, 0 if cfg.memory_free else c.mem_len)
     streams = Streams(separate_rows(texts, rows), c.seg_len, _context_len(cfg, c))
+    inputs = make_batch(streams.segment(0), reset_memory=False)
+    sizes = rows, inputs.inputs.shape[1], mems.mem_len
+    self_check.check_on_one_device(model.cfg, *sizes, episodes=inputs.reset.ndim == 2)
     parts = [np.zeros((rows, 0), np.float32)]
     for segment in streams:
         nll, mems = score(params, make_batch(segment, reset_memory=False), mems)
@@ -329,7 +335,7 @@ def _text(path: str, any_bytes: bool, binary: bool) -> str:
         text = decode_text(data, "surrogateescape" if any_bytes else "strict")
         start = b"" if binary else data[:LOOKED_AT]
         if kind := not_text(start) or wide_encoding(start):
-            raise ValueError(f"is {kind}, not text in UTF-8; name a text")
+            raise ValueError(f"is {kind}, not text in UTF-8; name a text file")
         return text
     except (OSError, ValueError) as error:
         advice = "; name a text file that exists"

@@ -71,9 +71,11 @@ def score_baselines(
 def check_baselines(names: Sequence[str], vocab: Any) -> None:
     """Raises ConfigError for ``xz`` if tokens are not single bytes."""
     if "xz" in names and (vocab.unit == "ppl" or len(vocab) > 256):
+        kind = "words, subwords or ids" if vocab.unit == "ppl" else "characters"
         raise ConfigError(
-            "the baseline 'xz' compresses bytes: it needs a vocabulary of at most 256 characters,"
-            f" but this one has {len(vocab)} symbols and the unit {vocab.unit}"
+            "config key evaluate.baselines: 'xz' compresses a byte for each token, so it needs a"
+            f" vocabulary of at most 256 bytes or characters, not {len(vocab)} {kind}; leave 'xz'"
+            " out"
         )
 
 

@@ -31,7 +31,7 @@ from txl_jax.model.kernels.choice import compiler_options
 from txl_jax.model.memory import Cache, Memory, cache_shardings, memory_shardings
 from txl_jax.model.precision import in_compute_dtype
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.parallel.device_memory import EVALUATION, Checked, Work
+from txl_jax.parallel.device_memory import EVALUATION, Checked, Work, explained
 from txl_jax.parallel.processes import is_process_zero, placed
 from txl_jax.parallel.shardings import Shardings
 from txl_jax.progress import work_bar
@@ -67,6 +67,11 @@ class EvaluationBatches:
         batch = make_batch(self._streams.segment(0, slice(0)), reset_memory=False)
         shape = lambda x: jax.ShapeDtypeStruct((self.rows, *x.shape[1:]), x.dtype)
         return jax.tree.map(shape, batch)
+
+    def episodes(self) -> tuple[bool, ...]:
+        """Tells of each program whether memory is reset within a segment: by warm-up, documents."""
+        of_scored = self.shapes().reset.ndim == 2
+        return (True, False) if self.warm_up and not of_scored else (of_scored,)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yields the warm-up segments, then the scored segments."""
@@ -141,13 +146,13 @@ class Evaluator:
         self._training: EvaluationBatches | None = None
         if protocol.dynamic.rule == "rms":
             if training is None:
-                raise ValueError("dynamic evaluation 'rms' needs the training split")
+                raise ValueError("dynamic.rule = 'rms' needs the training split; give training")
             train = ordered_streams(training, b, t, name="the train split", **options)
             self._training = EvaluationBatches(train, protocol, self._shardings)
         self._programs = _programs(self.model.cfg, mesh, protocol.temperature == 1, t)
         self._temperature = np.float32(protocol.temperature)
         self._rates = dynamic.rates_of(protocol.dynamic)
-        self._score = Checked(self._programs.score, work)
+        self._work, self._score = work, Checked(self._programs.score, work)
         self._learn = Checked(self._programs.score_and_learn, work)
 
     def run(
@@ -166,7 +171,7 @@ class Evaluator:
         n_statistics = self.protocol.dynamic.statistics if self._training else 0
         first_scored = n_statistics + self.batches.warm_up
         total, count, previous = 0.0, 0, (0.0, 0)
-        with contextlib.closing(self._sums(params)) as sums:
+        with explained(self._work), contextlib.closing(self._sums(params)) as sums:
             for index, latest in enumerate(sums):
                 # The sums are read after the next segment is dispatched, so the device never waits.
                 total, count = total + float(previous[0]), count + int(previous[1])
@@ -190,14 +195,20 @@ class Evaluator:
         cached = keeps_cache(c, p)
         if cached and not may_fuse_cache(c, mesh):
             return
-        episodes = self.batches.warm_up > 0 or self.batches.shapes().reset.ndim == 2
         sizes = self.batches.rows, p.context_len + p.seg_len, memory_slots(c, p)
-        self_check.check(c, mesh, *sizes, train=False, episodes=episodes, cached=cached)
+        for episodes in self.batches.episodes():
+            self_check.check(c, mesh, *sizes, train=False, episodes=episodes, cached=cached)
 
-    def lower(self, params: Params) -> jax.stages.Lowered:
-        """Lowers the program that scores a segment. ``params`` has shapes with shardings."""
+    def lower(self, params: Params, warm_up: bool = False) -> jax.stages.Lowered:
+        """Lowers the program of a scored segment, or of one with warm-up tokens.
+
+        ``params`` has shapes with shardings.
+        """
         params = self._matrices(params)
         mems, batch = self.first_memory_shapes(params), self.batches.shapes()
+        if warm_up:
+            per_token = jax.ShapeDtypeStruct(batch.inputs.shape, bool)
+            batch = batch.replace(reset=per_token)
         rule = self.protocol.dynamic.rule
         if rule == "none":
             return self._score.lower(params, batch, mems, self._temperature)
@@ -206,9 +217,11 @@ class Evaluator:
 
     def lower_before(self, params: Params) -> dict[str, Callable[[], jax.stages.Lowered]]:
         """Returns functions that lower the programs before the first segment, by name."""
+        found: dict[str, Callable[[], jax.stages.Lowered]] = {}
+        if self.batches.episodes() == (True, False):
+            found["warm-up"] = functools.partial(self.lower, params, warm_up=True)
         params = self._matrices(params)
         programs, mems = self._programs, self._placed(jax.eval_shape(self._init_mems))
-        found: dict[str, Callable[[], jax.stages.Lowered]] = {}
         if keeps_cache(self.model.cfg, self.protocol):
             found["cache"] = functools.partial(programs.init_cache.lower, params, mems)
         if self._training:

@@ -17,6 +17,7 @@ from txl_jax.evaluation.protocols import with_window
 from txl_jax.generation.sampling import Sampling, apply_repetition_penalty, sample, sampling_of
 from txl_jax.generation.utf8 import Automaton
 from txl_jax.messages import fields_repr
+from txl_jax.model import self_check
 from txl_jax.model.inputs import check_array, check_ids
 from txl_jax.model.memory import Cache
 from txl_jax.model.precision import in_compute_dtype
@@ -125,9 +126,11 @@ def generate(
         check_array(f"prompt {row}", prompt, "integers", ("n",))
         check_ids(f"prompt {row}", prompt, vocab_size)
     cfg = with_window(cfg)
-    programs = _programs(cfg)
     rows = len(prompts)
     added = compiled_rows(rows) - rows
+    sizes, program = read_attention(cfg, c, rows + added)
+    self_check.check_on_one_device(cfg, *sizes, **program)
+    programs = _programs(cfg)
     prompts = [*prompts, *[np.zeros(1, np.int32)] * added]
     state = _first_state(programs, cfg, params, prompts, c, grammar)
     if cfg.dtype != "float32":
@@ -140,6 +143,18 @@ def generate(
         n = min(PER_DISPATCH, c.length - start)
         state, tokens, nll = programs.extend(params, state, draws, np.int32(n), sampling, grammar)
         yield TokenChunk(np.asarray(tokens)[:rows, :n], np.asarray(nll)[:rows, :n])
+
+
+def read_attention(
+    cfg: TransformerXLConfig, c: GenerateConfig, rows: int
+) -> tuple[tuple[int, int, int], dict[str, bool]]:
+    """Returns rows, T and M of the attention that reads prompts, and whether rows have resets.
+
+    A model without memory reads the last tokens again for each new token.
+    """
+    if cfg.memory_free:
+        return (rows, min(c.mem_len, cfg.segment_limit or c.mem_len), 0), {"episodes": True}
+    return (rows, PREFILL, c.mem_len), {"episodes": False}
 
 
 class _Programs(NamedTuple):

@@ -51,7 +51,7 @@ class Session:
             ":help": lambda _: self._write(HELP + "\n"),
         }.get(command)
         if execute is None:
-            self._write(f"error: there is no {command}; :help lists the commands\n")
+            self._write(f"error: there is no command {command}; :help lists the commands\n")
             return True
         try:
             execute(rest.replace("\\r\\n", "\r\n").replace("\\n", "\n"))

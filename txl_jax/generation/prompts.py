@@ -24,7 +24,7 @@ MAX_BYTES = 1 << 30  # largest file of prompts; devices and pipes may be endless
 def check_length(c: GenerateConfig) -> None:
     """Raises ConfigError if nothing would be generated."""
     if not c.length:
-        raise ConfigError("generate.length = 0: nothing is generated; give another length")
+        raise ConfigError("config key generate.length = 0: no token is generated; give 1 or more")
 
 
 def read_prompts(c: GenerateConfig) -> Sequence[Text]:
@@ -75,7 +75,7 @@ def _parse_prompt(line: str, where: str) -> str:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"{where}: is not JSON ({error})") from error
+        raise ConfigError(f"{where}: is not JSON ({error}); correct the line") from error
     except RecursionError as error:
         raise ConfigError(f"{where}: is JSON nested too deeply to be a prompt") from error
     prompt = value.get("prompt") if isinstance(value, dict) else value

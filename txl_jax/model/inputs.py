@@ -96,7 +96,8 @@ def size(name: str, value: Any, least: int) -> int:
 
 def check_ids(name: str, ids: Any, vocab_size: int) -> None:
     """Raises ValueError if a known id is not from 0 to V-1; under ``jax.jit`` ids are unknown."""
-    why = f"a token id must be from 0 to {vocab_size - 1}, the vocabulary has {vocab_size} symbols"
+    size = f"the vocabulary has {vocab_size} symbols"
+    why = f"a token id must be from 0 to {vocab_size - 1}, because {size}"
     _check_values(name, ids, range(vocab_size), why)
 
 
@@ -113,11 +114,11 @@ def segment_tokens(tokens: Any, context_len: Any, cached: bool, vocab_size: int)
     _check_not_empty("tokens", tokens)
     if not _is_integer(context_len) or not 0 <= context_len < tokens.shape[1]:
         raise ValueError(
-            f"context_len = {context_len!r}: must be an integer of at least 0 and leave at least"
-            f" one of {tokens.shape[1]} tokens"
+            f"context_len = {context_len!r}: must be an integer from 0 to {tokens.shape[1] - 1}, so"
+            f" that at least one of the {tokens.shape[1]} tokens comes after the context"
         )
     if context_len and cached:
-        why = "with a cache is not possible: use a Memory, or context_len=0"
+        why = "is not possible with a cache; use a Memory, or context_len=0"
         raise ValueError(f"context_len = {context_len} {why}")
     return tokens
 
@@ -148,21 +149,22 @@ def segment(
     mems = memory(c, mems, b)
     if c.memory_free and mems.mem_len:
         raise ValueError(
-            f"attention {c.attention!r} has no memory and M is {mems.mem_len}: use"
-            " init_mems(batch_size, mem_len=0), and context_len for a longer view"
+            f"model.attention = {c.attention!r} has no memory, but mems has {mems.mem_len} slots;"
+            " give init_mems(batch_size, mem_len=0), and give earlier tokens with context_len"
         )
     if c.segment_limit is not None and t > c.segment_limit:
         why = f"is longer than model.n_positions {c.n_positions}, the number of learnt positions"
-        raise ValueError(f"a segment of {t} tokens {why}")
+        raise ValueError(f"a segment of {t} tokens {why}; give fewer tokens")
     if isinstance(mems, Cache) and (options.train or t > mems.seg_len):
         wrong = "train=True" if options.train else f"a segment of {t} tokens"
-        use = f"is not possible: it is for inference on up to {mems.seg_len} tokens"
-        raise ValueError(f"{wrong} with a cache made by init_cache {use}")
+        use = f"which is for inference on at most {mems.seg_len} tokens"
+        fix = "give a Memory of init_mems"
+        raise ValueError(f"{wrong} is not possible with this cache, {use}; {fix}")
     if options.reset is not None:
         check_array("reset", options.reset, "bool", (b,), (b, t))
     if options.lengths is None:
         return mems, options
-    why = f"must be from 0 to {t}, the tokens of a row"
+    why = f"must be from 0 to {t}, the number of tokens in a row"
     lengths = int32_array("lengths", options.lengths, (b,), allowed=range(t + 1), why=why)
     return mems, options._replace(lengths=jnp.clip(lengths, 0, t))
 
@@ -175,7 +177,9 @@ def memory(c: TransformerXLConfig, mems: Any, b: int | str = "B") -> Any:
     if isinstance(mems, Cache):
         layers, shape = mems.near.layers, (c.kv_heads, b, "R", c.d_head)
         if len(layers) != c.n_layer:
-            raise ValueError(f"the cache has {len(layers)} layers, and this model has {c.n_layer}")
+            fix = "make the cache with init_cache of this model"
+            found = f"the cache has {len(layers)} layers, and the model has {c.n_layer}"
+            raise ValueError(f"{found}; {fix}")
         check_array("the cache's keys", layers[0].keys, "floats", shape)
         return mems.replace(filled=_filled("the cache's filled", mems, b))
     mems = any_memory(mems)
@@ -189,20 +193,20 @@ def any_memory(mems: Any) -> Memory:
     if not isinstance(mems, Memory):
         wanted = "a Memory of init_mems (or, in place of it, a Cache of init_cache)"
         if isinstance(mems, Cache):
-            wanted = "a Memory, whose states are not projected"
+            wanted = "a Memory of init_mems"
         raise ValueError(f"mems must be {wanted}, not {type(mems).__name__}")
     check_array("mems.hidden", mems.hidden, "floats", ("L", "B", "M", "D"))
     return mems.replace(filled=_filled("mems.filled", mems, "B"))
 
 
 def _filled(name: str, mems: Memory | Cache, b: int | str) -> jax.Array:
-    why = f"must be from 0 to {mems.mem_len}, the slots of the memory"
+    why = f"must be from 0 to {mems.mem_len}, the number of slots of the memory"
     return int32_array(name, mems.filled, (b,), allowed=range(mems.mem_len + 1), why=why)
 
 
 def _check_not_empty(name: str, array: Any) -> None:
     if not all(array.shape[:2]):
-        why = "a segment has at least one row and at least one token"
+        why = "must have at least one row and at least one token"
         raise ValueError(f"{name} {_shown(array.shape)}: {why}")
 
 

@@ -116,8 +116,8 @@ def attention_mask(
     """
     if same_length == "pytorch" and mem_len == 0:
         raise ValueError(
-            "same_length='pytorch' lets a query see distances below M, and M is 0: give mems"
-            " with mem_len of at least 1, or use same_length='tf' or False"
+            "same_length='pytorch' lets a token see only distances below mem_len, and mem_len is 0:"
+            " give mems with mem_len of at least 1, or use same_length='tf' or False"
         )
     reach = {"pytorch": mem_len - 1, "tf": mem_len, False: mem_len + seg_len - 1}[same_length]
     episode = None if reset is None else jnp.cumsum(reset.astype(jnp.int32), axis=1)

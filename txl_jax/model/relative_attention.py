@@ -84,7 +84,7 @@ def relative_attention(
     if mem_len < 0:
         raise UserError(f"relative_attention: {n_keys} keys are fewer than the {t} queries")
     if reach < 0:
-        raise UserError(f"relative_attention: window = {window}, and distances are from 0 on")
+        raise UserError(f"relative_attention: window = {window}: must be at least 0")
     dropout = None
     if dropout_rate:
         if dropout_key is None:

@@ -28,6 +28,7 @@ from txl_jax.model.kernels.choice import KernelError
 from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.model.precision import bfloat16_passes, product_precision, resolved
 from txl_jax.parallel import processes
+from txl_jax.parallel.shardings import one_device
 from txl_jax.standard_streams import say, stderr
 
 _PACKAGES = (
@@ -97,6 +98,15 @@ def check(c: TransformerXLConfig, mesh: Mesh, *sizes: int, **program: bool) -> N
     processes.print_once(f"warning: {reason}; attention is computed by XLA", stderr())
 
 
+def check_on_one_device(c: TransformerXLConfig, *sizes: int, **program: bool) -> None:
+    """Runs :func:`check` for a program without a mesh, which runs on this process's first device.
+
+    It does nothing with several processes, since :func:`check` needs all of them.
+    """
+    if not processes.many():
+        check(c, one_device(jax.devices()[0]), *sizes, train=False, **program)
+
+
 def failure(attention: Attention, name: str) -> str:
     """Runs the self-check; returns why the implementation cannot be trusted, or ``""``.
 
@@ -109,8 +119,8 @@ def failure(attention: Attention, name: str) -> str:
     limit = tolerance(attention, name)
     if not reason and not apart <= limit:
         reason = (
-            "fails its self-check on this device: attention differs from the plain form by"
-            f" {apart:.2g} of the largest entry (limit {limit:.2g}); please report this"
+            "fails its self-check on this device: attention or its gradient differs from the"
+            f" reference by {apart:.2g} of the largest entry (limit {limit:.2g}); please report it"
         )
     return _agreed(reason)
 

@@ -107,10 +107,11 @@ class TransformerXL(nn.Module):
         """
         c = self.cfg
         if c.scan_layers:
-            use = "scan_layers=False, and unstack_layers of txl_jax.model.layout for its parameters"
-            raise ValueError(f"scan_layers=True has no cache: use {use}")
+            use = "scan_layers=False, with parameters from txl_jax.model.layout.unstack_layers"
+            raise ValueError(f"a cache is not possible with scan_layers=True; use {use}")
         if c.memory_free:
-            raise ValueError(f"attention {c.attention!r} has no memory, so it cannot have a cache")
+            none = "has no memory, so a cache is not possible; call the model without a cache"
+            raise ValueError(f"model.attention = {c.attention!r} {none}")
         inputs_lib.any_memory(mems)
         mems = inputs_lib.memory(c, mems)
         seg_len = inputs_lib.size("seg_len", seg_len, 1)
@@ -222,7 +223,8 @@ class TransformerXL(nn.Module):
         """Returns the states after the context before dropout, int32 targets and new memory."""
         size, cached = self.cfg.vocab_size, isinstance(mems, Cache)
         if size is None:
-            raise ConfigError("model.vocab_size is None: set it for tokens, or use method='core'")
+            fix = "set a size to use tokens, or call method='core' with embeddings"
+            raise ConfigError(f"model.vocab_size is None: {fix}")
         tokens = inputs_lib.segment_tokens(tokens, options.context_len, cached, size)
         options = options._replace(context_len=int(options.context_len))
         if targets is not None:

@@ -114,7 +114,7 @@ def _explain(kind: str, said: list[tuple[int, str]]) -> str:
     elif kind == "gpu":
         state, fix = _gpu_state()
     else:
-        state, fix = "plugin not started", "install JAX's plugin for it"
+        state, fix = "plugin not started", "install JAX's plugin for this platform"
     state = f"{state}, jax {jax.__version__}"
     return f"{reason or 'JAX finds no such device'}; {state}; {fix}{_ON_PURPOSE}"
 
@@ -139,7 +139,7 @@ def _gpu_fix(driver: str | None, extra: str | None, plugins: dict[str, str]) -> 
     install = f"pip install 'txl_jax[{extra}]' (launch scripts: TXL_EXTRAS={extra})"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if extra is None:
-        return "update the driver: CUDA 12 needs 525, CUDA 13 needs 580"
+        return "update the driver: CUDA 12 needs 525 or later, and CUDA 13 needs 580 or later"
     if not driver and (find_accelerator() or ("",))[0] != "gpu":
         return "install NVIDIA's driver, or start the container with --gpus=all"
     if not plugins:
@@ -151,10 +151,11 @@ def _gpu_fix(driver: str | None, extra: str | None, plugins: dict[str, str]) -> 
     ]
     if wrong:
         names = " ".join(f"jax-{name}-plugin jax-{name}-pjrt" for name in wrong)
-        return f"this driver and GPU take {extra} alone: pip uninstall {names}, then {install}"
+        return f"only {extra} fits this driver and GPU: pip uninstall {names}, then {install}"
     (name, version), *_ = plugins.items()
     if version != jax.__version__:
-        return f"give jax and plugin one version: pip install 'jax[{name}]=={jax.__version__}'"
+        same = f"pip install 'jax[{name}]=={jax.__version__}'"
+        return f"jax and its plugin need the same version: {same}"
     if hidden is not None and not re.match("[0-9]|GPU-|MIG-|all", hidden):
         return f"CUDA_VISIBLE_DEVICES={hidden} hides the GPUs: unset it"
     if not _files((*_GPU_FILES[:2], "dev/nvidiactl")):
@@ -170,10 +171,11 @@ def _tpu_state() -> tuple[str, str]:
         fix = "install the plugin: pip install 'txl_jax[tpu]' (launch scripts: TXL_EXTRAS=tpu)"
         return f"{state}, plugin not installed (libtpu)", fix
     if not files:
-        fix = "run it on a TPU VM, in a container with --privileged --net=host"
+        fix = "run the program on a TPU VM; a container there needs --privileged --net=host"
     else:
-        fix = "end the process that holds the TPU, on a pod start every worker with --distributed,"
-        fix += f" or install the libtpu of this jax: pip install 'jax[tpu]=={jax.__version__}'"
+        fix = "end other processes that use the TPU; on a pod, start every worker with"
+        fix += " --distributed; if this does not help, install the libtpu of this jax:"
+        fix += f" pip install 'jax[tpu]=={jax.__version__}'"
     return f"{state}, plugin libtpu {version}", fix
 
 

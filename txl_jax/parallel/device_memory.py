@@ -22,6 +22,9 @@ from txl_jax.config import ConfigError
 from txl_jax.progress import waiting_for
 
 GIB = 2**30
+GPU_SHARE = 0.9
+"""The share of a GPU's memory that a command uses; the rest is for CUDA, NCCL and a display."""
+_SHARE = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 _CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _SWAP = "/proc/meminfo"
 
@@ -113,7 +116,7 @@ class Checked:
         shapes = structure, *map(jax.typeof, leaves)
         traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
         if shapes not in self._fitting and not traced:
-            with waiting_for(f"compiling {self._work.what}, once for these sizes"):
+            with waiting_for(f"compiling the program of {self._work.what}, once for these sizes"):
                 check_program(self._work, self.jitted.lower(*args))
             self._fitting.add(shapes)
         with explained(self._work):
@@ -135,7 +138,7 @@ def explained(work: Work) -> Iterator[None]:
         limit = memory_of_each()
         which = "" if limit is None else f" of {_gib(limit)}"
         asked = re.search(r"[\d.]+ ?[KMGT]i?B?", str(error).partition("RESOURCE_EXHAUSTED")[2])
-        more = f" (it asked for {asked.group()} more)" if asked else ""
+        more = f" ({asked.group()} more were needed)" if asked else ""
         raise ConfigError(
             f"{work.what} ran out of the memory of a device{which}{more}: {work.advice}"
         ) from error
@@ -164,6 +167,20 @@ def _compare(work: Work, needed: int, devices: list[jax.Device], bound: str = ""
 
 def _gib(size: int) -> str:
     return f"{size / GIB:,.1f} GiB"
+
+
+def gpu_share() -> float:
+    """Returns the share of a GPU's memory that JAX may use; :func:`use_most_memory` sets it."""
+    return float(next((os.environ[name] for name in _SHARE if os.environ.get(name)), GPU_SHARE))
+
+
+def use_most_memory() -> None:
+    """Lets JAX use :data:`GPU_SHARE` of a GPU, unless the environment says how much.
+
+    By default JAX uses three quarters. Call this before JAX starts its devices.
+    """
+    if not any(os.environ.get(name) for name in _SHARE):
+        os.environ[_SHARE[0]] = str(GPU_SHARE)
 
 
 def memory_of_each(devices: list[jax.Device] | None = None) -> int | None:

@@ -80,13 +80,13 @@ def initialise(
         )
     except ValueError as error:
         raise ConfigError(
-            "--distributed: nothing here says which processes belong together (no Slurm, Open MPI,"
-            f" TPU pod or GKE: {error}); give --coordinator=HOST:PORT --num_processes=N"
-            " --process_id=I"
+            "--distributed: JAX finds no Slurm, Open MPI, TPU pod or GKE that names the processes"
+            f" of the run ({error}); give --coordinator=HOST:PORT --num_processes=N --process_id=I"
         ) from error
     except RuntimeError as error:  # JAX's runtime raises it for network errors
-        where = coordinator or "the address that the cluster gives"
-        raise ConfigError(f"--distributed: cannot join the run at {where}: {error}") from error
+        flag = "--distributed" if coordinator is None else f"--coordinator={coordinator}"
+        fix = "check that process 0 has started, and that the machines reach each other"
+        raise ConfigError(f"{flag}: cannot join the other processes: {error}; {fix}") from error
 
 
 def order_collectives(many_processes: bool) -> None:
@@ -121,7 +121,8 @@ def check_flags(
         missing = [flag for flag, value in zip(flags, values, strict=True) if value is None]
         if len(missing) == len(flags):
             return
-        raise ConfigError(f"{' and '.join(missing)}: missing; the three go together")
+        what = f"missing; give {', '.join(flags[:2])} and {flags[2]} together"
+        raise ConfigError(f"{' and '.join(missing)}: {what}")
     host, _, port = coordinator.rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
         why = "must be HOST:PORT, such as node0:12345"
@@ -183,7 +184,7 @@ def _run_alone(work: Callable[[], T]) -> T:
 
 def _check_not_alone() -> None:
     if getattr(_alone, "working", False):
-        raise RuntimeError("process 0 would wait for processes that wait for it")
+        raise RuntimeError("work that runs on process 0 alone must not wait for other processes")
 
 
 def process_zero_first(work: Callable[[], T]) -> T:
@@ -205,7 +206,7 @@ def process_zero_first(work: Callable[[], T]) -> T:
     if failed is not None:
         raise failed
     if where:
-        raise OtherProcessError(f"process {where[0]} failed, see its own message")
+        raise OtherProcessError(f"process {where[0]} failed; read the error that it printed")
     return results[0]
 
 

@@ -79,10 +79,10 @@ def make_mesh(
     fitting = [n for n in _data_sizes(c, devices) if rows % (n * c.fsdp) == 0]
     data = max(fitting, default=1) if c.data == -1 else c.data
     if data * c.fsdp * c.tensor <= len(devices) and rows % (data * c.fsdp):
-        what = "train.batch_size" if micro_batches == 1 else "batch_size / micro_batches"
+        what = "train.batch_size" + " / train.micro_batches" * (micro_batches > 1)
         sizes = _sizes(batch_size, data * c.fsdp * micro_batches)
         raise ConfigError(
-            f"config key mesh.data = {data}: data x fsdp = {data * c.fsdp} must divide {what}"
+            f"config key mesh.data = {data}: data x fsdp = {data * c.fsdp} must divide {what} ="
             f" {rows}; a train.batch_size of {sizes} works"
         )
     return _mesh(c, model, data, devices, fitting)
@@ -125,13 +125,13 @@ def idle_devices(
     if busy == count or (c.data != -1 and busy == mesh.size):
         return None
     if count % others:
-        works = f"mesh.fsdp x mesh.tensor = {others} does not divide {count}"
+        works = f"mesh.fsdp x mesh.tensor = {others} must divide {count} to use all"
     elif c.data != -1:
-        works = "mesh.data = -1 takes the most that the rows allow"
+        works = "mesh.data = -1 uses as many as the rows allow"
     else:
         works = f"{key} = {_sizes(batch_size, count // others * c.fsdp * micro_batches)} uses all"
     rest = "stay idle" if busy == mesh.size else "repeat the same work"
-    return f"warning: {busy} of {count} devices are in use, the others {rest}; {works}"
+    return f"warning: {busy} of {count} devices are in use, and the others {rest}; {works}"
 
 
 def copies(mesh: Mesh | None) -> int:
@@ -153,8 +153,9 @@ def _is_part(used: int, devices: Sequence[jax.Device]) -> bool:
 def _rule(devices: Sequence[jax.Device]) -> str | None:
     """Returns why the devices in use must divide all devices, or ``None`` if they need not."""
     if _many_processes(devices):
-        return "the devices of several processes must be a multiple"
-    return "a part of a TPU slice must divide it" if devices[0].platform == "tpu" else None
+        return "with several processes the number in use must divide the number of devices"
+    on_tpu = devices[0].platform == "tpu"
+    return "on TPUs the number in use must divide the number of devices" if on_tpu else None
 
 
 def _many_processes(devices: Sequence[jax.Device]) -> bool:
@@ -172,7 +173,9 @@ def _mesh(
     count, others = len(devices), c.fsdp * c.tensor
     used, axes = data * others, f"data {data} x fsdp {c.fsdp} x tensor {c.tensor}"
     if used > count:
-        raise ConfigError(f"config key mesh = {axes} = {used}: there are {count} devices")
+        raise ConfigError(
+            f"config key mesh = {axes} = {used}: must be at most {count}, the number of devices"
+        )
     for key, size in (("n_head", model.n_head), ("d_inner", model.d_inner)):
         if size % c.tensor:
             why = f"must divide model.{key} {size}"
@@ -187,11 +190,13 @@ def _mesh(
         )
     repeated = count // used if _many_processes(devices) else 1
     used *= repeated
-    slices = len({getattr(d, "slice_index", 0) for d in devices[:used]})
+    # XLA gives GPUs of other hosts other slices, too, but they share more than rows.
+    slice_of = lambda d: getattr(d, "slice_index", 0) if d.platform == "tpu" else 0
+    slices = len({slice_of(d) for d in devices[:used]})
     sharing = math.gcd(data, slices)  # the slices that share the rows
     if repeated % (slices // sharing):
         raise ConfigError(
-            f"config key mesh = {axes}: the {slices} TPU slices share rows alone, so mesh.data must"
+            f"config key mesh = {axes}: the {slices} TPU slices divide only rows, so mesh.data must"
             f" be a multiple of {slices}"
         )
     sizes = {COPIES: (slices // sharing, repeated), "data": (sharing, data)}
@@ -204,6 +209,12 @@ def _mesh(
     of_slice = [n // m for n, m in zip(shape, over_slices, strict=True)]
     placed = mesh_utils.create_hybrid_device_mesh(of_slice, over_slices, devices[:used])
     return Mesh(placed, names, axis_types=auto)
+
+
+def one_device(device: jax.Device) -> Mesh:
+    """Returns the mesh of a single device."""
+    alone: Any = np.array([device]).reshape([1] * len(AXES))
+    return Mesh(alone, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def _sizes(batch_size: int, divisor: int) -> str:

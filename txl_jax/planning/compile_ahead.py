@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig
 from txl_jax.model.precision import float32_products, resolved
-from txl_jax.parallel.device_memory import GIB, memory_of_each, program_bytes
+from txl_jax.parallel.device_memory import GIB, gpu_share, memory_of_each, program_bytes
 from txl_jax.parallel.shardings import idle_devices
 from txl_jax.planning.costs import (
     Collective,
@@ -27,6 +27,7 @@ from txl_jax.planning.costs import (
     library_calls,
     matrix_products,
 )
+from txl_jax.planning.gpus import GPUS
 from txl_jax.planning.machines import CHIPS, PlanningError
 from txl_jax.planning.run_programs import Flops, RunProgram, run_programs
 from txl_jax.planning.topologies import topology_devices
@@ -76,7 +77,7 @@ def compile_ahead(exp: ExperimentConfig, topology: str | None) -> int:
     devices = topology_devices(topology) if topology else list(jax.devices())
     mesh = training_mesh(exp, devices)
     exp = dataclasses.replace(exp, model=resolved(exp.model, mesh))
-    limit = CHIPS[topology.partition(":")[0]].memory if topology else memory_of_each(devices)
+    limit = _memory_of(topology) if topology else memory_of_each(devices)
     sizes = exp.train.batch_size, exp.train.micro_batches, len(devices)
     idle = idle_devices(mesh, exp.mesh, *sizes)
     print("\n".join(filter(None, (_heading(exp, mesh, topology), idle))), flush=True)
@@ -85,6 +86,12 @@ def compile_ahead(exp: ExperimentConfig, topology: str | None) -> int:
         print(format_program(program, limit), flush=True)
         fitting.append(program.fits(limit))
     return 0 if all(fitting) else 1
+
+
+def _memory_of(topology: str) -> int:
+    """Returns the bytes of a described device that a command may use."""
+    kind = topology.partition(":")[0]
+    return int(CHIPS[kind].memory * (gpu_share() if kind in GPUS else 1))
 
 
 def programs(
@@ -110,8 +117,8 @@ def compile_program(program: RunProgram, device: jax.Device) -> Program:
                 return Program(*about, took(), error=str(refused).splitlines()[0])
             if "ptxas too old" in str(refused):
                 raise PlanningError(
-                    "the ptxas at hand does not compile for this GPU; CUDA 13 has none for a V100"
-                    " (compute capability 7.0)"
+                    "the installed ptxas does not compile for this GPU; CUDA 13 does not support a"
+                    " V100 (compute capability 7.0), so name another GPU"
                 ) from refused
             raise
         atomics = float_atomics(pathlib.Path(dump))

@@ -13,16 +13,17 @@ No text is read and no workdir is created: a text of zeros gives the batch its s
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
 from txl_jax.checkpoint.trained_model import param_shapes
-from txl_jax.config import ExperimentConfig, ProtocolConfig, TransformerXLConfig
+from txl_jax.config import DataConfig, ExperimentConfig, ProtocolConfig, TransformerXLConfig
 from txl_jax.data.batch import SoftTargets
-from txl_jax.data.on_device import device_text
+from txl_jax.data.on_device import check_single_process, device_text
+from txl_jax.data.pieces import Pieces, Split
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.evaluation.protocols import (
@@ -32,16 +33,18 @@ from txl_jax.evaluation.protocols import (
     memory_slots,
     under_protocol,
 )
-from txl_jax.generation.generate import PREFILL, lower_programs
+from txl_jax.generation.generate import PREFILL, lower_programs, read_attention
 from txl_jax.generation.utf8 import Automaton, free_automaton
 from txl_jax.model import flops, self_check
 from txl_jax.model.attention import fuses_cache, may_fuse_cache, planned_attention
 from txl_jax.model.layout import stack_layers, unstack_layers
+from txl_jax.parallel.compile_cache import compiled_rows
 from txl_jax.parallel.device_memory import array_bytes
-from txl_jax.parallel.shardings import AXES, Shardings, scoring_mesh
+from txl_jax.parallel.shardings import Shardings, one_device, scoring_mesh
 from txl_jax.training.multi_seed import seeds_step
 from txl_jax.training.plan import (
     StepSetup,
+    attention_program,
     attention_sizes,
     check_seeds,
     training_mesh,
@@ -76,13 +79,17 @@ class RunProgram(NamedTuple):
 
 def run_programs(exp: ExperimentConfig, devices: Sequence[jax.Device]) -> Iterator[RunProgram]:
     """Yields every program of an experiment on these devices."""
-    mesh, t = training_mesh(exp, devices), exp.train
+    t = exp.train
+    if t.text_on_device:
+        check_single_process(devices)
+    mesh = training_mesh(exp, devices)
     check_seeds(exp, mesh)
     setup, n = StepSetup.on(mesh, exp), t.steps_per_dispatch
     state = setup.abstract
     yield RunProgram("initialise", "the state before the first update", setup.lower_initialise)
     yield from _layouts(setup)
-    yield from _self_check("train", exp.model, mesh, *attention_sizes(t), train=True)
+    program = attention_program(t, training_text(exp))
+    yield from _self_check("train", exp.model, mesh, *attention_sizes(t), **program)
 
     rows = -(-t.batch_size // setup.shardings.row_devices)
     of_device = sum(flops.update_flops(exp, rows)) / mesh.shape["tensor"]
@@ -96,11 +103,12 @@ def run_programs(exp: ExperimentConfig, devices: Sequence[jax.Device]) -> Iterat
     resident = array_bytes((state.opt_state, state.mems))
     if t.num_seeds > 1:  # a copy of one seed's state is scored beside all states
         resident += t.num_seeds * array_bytes(state)
-    yield from _scoring("validate", exp.model, exp.validate, mesh, resident)
+    yield from _scoring("validate", exp.data, exp.model, exp.validate, mesh, resident)
     loaded = dataclasses.replace(exp.model, scan_layers=False, remat="none")
     for index, (about, protocol) in enumerate(compared_protocols(exp.evaluate)):
         on = scoring_mesh(exp.mesh, loaded, protocol.batch_size, devices)
-        yield from _scoring(f"evaluate{f', {about}' * (index > 0)}", loaded, protocol, on)
+        name = f"evaluate{f', {about}' * (index > 0)}"
+        yield from _scoring(name, exp.data, loaded, protocol, on)
     if exp.generate.length:
         yield from _generation(exp, loaded, mesh)
 
@@ -129,8 +137,7 @@ def _self_check(
 def lower_update(setup: StepSetup) -> jax.stages.Lowered:
     """Lowers the train step with a text of zeros, but does not compile it."""
     exp, t = setup.exp, setup.exp.train
-    zeros = _zeros(t.batch_size, t.context_len + t.longest_seg_len)
-    text, soft, streams = None, None, cast(Any, unchecked_streams(exp, zeros))
+    text, soft, streams = None, None, training_text(exp)
     if t.text_on_device:
         if exp.distil.teachers:
             n_tokens = streams.batch_size * (streams.targets_per_stream + 1)
@@ -145,6 +152,13 @@ def lower_update(setup: StepSetup) -> jax.stages.Lowered:
     return step.lower(setup.abstract, shapes, *filter(None, [text]))
 
 
+def training_text(exp: ExperimentConfig) -> Any:
+    """Returns the training streams of a text of zeros."""
+    t = exp.train
+    zeros = _zeros(exp.data, t.batch_size, t.context_len + t.longest_seg_len)
+    return unchecked_streams(exp, zeros)
+
+
 def _lower_seeds(setup: StepSetup, shapes: Any, text: Any) -> jax.stages.Lowered:
     n, whole = setup.exp.train.num_seeds, setup.shardings.replicated()
     place = lambda lead, x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype, sharding=whole)
@@ -156,9 +170,14 @@ def _lower_seeds(setup: StepSetup, shapes: Any, text: Any) -> jax.stages.Lowered
 
 
 def _scoring(
-    name: str, model: TransformerXLConfig, protocol: ProtocolConfig, mesh: Mesh, resident: int = 0
+    name: str,
+    data: DataConfig,
+    model: TransformerXLConfig,
+    protocol: ProtocolConfig,
+    mesh: Mesh,
+    resident: int = 0,
 ) -> Iterator[RunProgram]:
-    text = _zeros(protocol.batch_size, protocol.context_len + protocol.seg_len)
+    text = _zeros(data, protocol.batch_size, protocol.context_len + protocol.seg_len)
     evaluator, shardings = Evaluator(model, protocol, text, mesh, training=text), Shardings(mesh)
     cfg, shapes = evaluator.model.cfg, param_shapes(model)
     passes, cached = 1 if protocol.dynamic.rule == "none" else 3, keeps_cache(model, protocol)
@@ -177,7 +196,9 @@ def _scoring(
     place = lambda x, sharding: x.update(sharding=sharding)
     params = jax.tree.map(place, shapes, shardings.parameters(shapes))
     if not cached or may_fuse_cache(cfg, mesh):
-        yield from _self_check(name, cfg, mesh, *sizes, train=False, cached=cached)
+        for episodes in evaluator.batches.episodes():
+            program = {"train": False, "episodes": episodes, "cached": cached}
+            yield from _self_check(name, cfg, mesh, *sizes, **program)
     for part, lower in evaluator.lower_before(params).items():
         yield RunProgram(f"{name}, {part}", "before the first segment", lower, resident=resident)
     description = f"one segment; {describe(protocol, model, mesh)}"
@@ -204,12 +225,13 @@ def _generation(
     exp: ExperimentConfig, model: TransformerXLConfig, mesh: Mesh
 ) -> Iterator[RunProgram]:
     """Yields the programs of generation, which runs on the first device."""
-    first: Any = np.array(mesh.devices.flat[:1]).reshape([1] * len(AXES))
-    one = Mesh(first, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    one = one_device(mesh.devices.flat[0])
     c, grammar = exp.generate, None
     if exp.data.name in ("text", "stdlib") and exp.data.vocab in (None, "byte"):
         whole = free_automaton(Vocab.all_bytes())
         grammar = Automaton(*(x[:, : model.vocab_size] for x in whole))
+    sizes, program = read_attention(model, c, compiled_rows(c.samples))
+    yield from _self_check("generate", model, one, *sizes, train=False, **program)
     how = f"{c.samples} sample(s) of a prompt, memory {c.mem_len}"
     for name, lower in lower_programs(model, c, grammar, one).items():
         attention = ""
@@ -220,6 +242,13 @@ def _generation(
         yield RunProgram(f"generate, {name}", how, lower, attention)
 
 
-def _zeros(batch_size: int, length: int) -> np.ndarray:
-    """Returns a text of zeros that gives every stream two segments."""
-    return np.zeros(batch_size * (2 * length + 1) + 1, np.int32)
+def _zeros(data: DataConfig, batch_size: int, length: int) -> Split:
+    """Returns a text of zeros that gives every stream two segments; each is a document, if asked.
+
+    Documents are those of settings. A file of starts, or folders of arrays, are not looked for.
+    """
+    ids = np.zeros(batch_size * (2 * length + 1) + 1, np.int32)
+    if data.document_separator is None and not data.document_files:
+        return ids
+    starts = np.arange(batch_size) * (2 * length + 1)
+    return Pieces(ids, starts, shared=data.document_separator is not None)

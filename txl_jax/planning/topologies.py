@@ -11,6 +11,11 @@ import jax
 from txl_jax.planning.gpus import GPUS, gpu_devices
 from txl_jax.planning.machines import CHIPS, PlanningError
 
+_SMALL = {
+    2: ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    3: ("2x2x1", "2x2x2", "2x2x4", "2x4x4"),
+}
+"""Slices in chips, by the number of sides: all of a TPU v5e or v6e; of a v4 or v5p the small."""
 _TPUS = [kind for kind, chip in CHIPS.items() if chip.accelerator]
 
 
@@ -56,8 +61,8 @@ def tpu_devices(topology: str) -> list[jax.Device]:
         return list(topologies.get_topology_desc(topology, platform="tpu", **options).devices)
     except (RuntimeError, ValueError) as error:
         raise PlanningError(
-            f"--topology={topology}: libtpu has no such slice ({str(error).splitlines()[0]}); sides"
-            " are those of a slice that can be rented, for example v5e:4x4, v5p:2x2x4, v6e:2x4"
+            f"--topology={topology}: libtpu has no such slice ({str(error).splitlines()[0]});"
+            " name a slice that can be rented, for example v5e:4x4, v5p:2x2x4, v6e:2x4"
         ) from error
 
 
@@ -82,5 +87,14 @@ def accelerator_type(topology: str) -> str:
             f"--topology={topology}: must be a kind of TPU ({', '.join(_TPUS)}), a colon and the"
             " sides of the slice in chips: v5e:4x4, v5p:2x2x4, v6e:2x4"
         )
-    chips = math.prod(map(int, sides.split("x")))
+    counts = [*map(int, sides.split("x"))]
+    of_cubes = n_sides == 3 and counts == sorted(counts) and not any(n % 4 for n in counts)
+    known = _SMALL[n_sides]
+    if sides not in known and not of_cubes:
+        more = ", or multiples of 4x4x4 chips, the shorter sides first" * (n_sides == 3)
+        raise PlanningError(
+            f"--topology={topology}: there is no such slice of a {kind}; the slices that can be"
+            f" rented are {', '.join(known)}{more}"
+        )
+    chips = math.prod(counts)
     return f"{CHIPS[kind].accelerator}-{chips * CHIPS[kind].cores}"

@@ -62,7 +62,8 @@ def soft_targets(
             if same and [words, text] == [c.words, corpus.source_hash]:
                 return SoftTargets(file["words"], file["probabilities"])
     if isinstance(corpus.train, Pieces):
-        raise ConfigError("config key distil.teachers: needs a text without documents")
+        why = "the text has separate documents or sentences, and teachers need one text"
+        raise ConfigError(f"config key distil.teachers: {why}; leave the key out")
     models = [_load_teacher(folder, exp, corpus) for folder in c.teachers]
     message(f"reading the training text with {len(models)} teacher(s)")
     soft = teacher_probabilities(models, np.asarray(corpus.train), exp, stop)
@@ -125,7 +126,7 @@ def _load_teacher(folder: str, exp: ExperimentConfig, corpus: Corpus) -> Teacher
         raise error("there is no such folder; name a workdir or an exported folder")
     trained = load(folder)
     if trained.vocab.to_json() != corpus.vocab.to_json():
-        raise error("its vocabulary is not that of this run's text; train it on the same text")
+        raise error("the teacher has another vocabulary than the run; train both on the same text")
     if trained.model.cfg.memory_free and exp.validate.mem_len:
-        raise error("it has no memory, but validate.mem_len is not 0; set validate.mem_len to 0")
+        raise error("the teacher has no memory; set validate.mem_len to 0, or name another teacher")
     return TransformerXL(under_protocol(trained.model.cfg, exp.validate)), trained.params

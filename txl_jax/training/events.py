@@ -111,7 +111,7 @@ class TensorBoardEvents(Logger):
             from tensorboardX.record_writer import RecordWriter
         except ModuleNotFoundError:
             what = "no TensorBoard files are written; metrics.jsonl has the same numbers"
-            say(f"tensorboardX is not installed: {what}")
+            say(f"warning: tensorboardX is not installed, so {what}")
             return
 
         self._proto, self._summary = event_pb2, summary_pb2.Summary

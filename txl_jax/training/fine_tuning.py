@@ -95,13 +95,15 @@ def load_initial_params(
     folder = exp.train.start_from
     assert folder is not None
     if _read_settings(folder, folder)[1] != vocab:
-        raise _error(folder, "its vocabulary is not the vocabulary of the encoded text")
+        fix = "name a model that was trained on such a text"
+        raise _error(folder, f"this model's vocabulary is not that of the training text; {fix}")
     try:
         trained = load(folder)
     except ModelFormatError as error:
         raise _error(folder, str(error)) from error
     if _merged_model(exp, trained.config.model) != exp.model:
-        raise _error(folder, "its model has another shape than the model of this run")
+        fix = "the folder has changed since this run began; name another workdir"
+        raise _error(folder, f"this model has another shape than the model of the run: {fix}")
     record = {
         "start_from": folder,
         "folder": absolute(folder),
@@ -125,7 +127,7 @@ def _read_settings(folder: str, named: str) -> tuple[ExperimentConfig, Vocab]:
     for name in (CONFIG, VOCAB):
         if not path(folder, name).exists():
             what = "the workdir of a run, or a folder that `python -m txl_jax.convert` wrote"
-            raise _error(named, f"there is no {name} in it; name {what}")
+            raise _error(named, f"this folder has no {name}; name {what}")
     return read_experiment(folder), read_vocab(folder)
 
 
@@ -139,7 +141,7 @@ def _merged_model(exp: ExperimentConfig, theirs: TransformerXLConfig) -> Transfo
         typed = lambda value: ",".join(map(str, value)) if isinstance(value, tuple) else value
         named = ", ".join(f"{k} {v!r}, not {ours[k]!r}" for k, v in different.items())
         flags = " ".join(argument(f"config.model.{k}", typed(v)) for k, v in different.items())
-        rule = f"its model has {named}; give {flags}, or leave them out of the config"
+        rule = f"the trained model has {named}; give {flags}, or leave these settings out"
         raise _error(exp.train.start_from, rule)
     return dataclasses.replace(exp.model, **taken)
 
@@ -161,7 +163,7 @@ def _write_record(workdir: str, record: dict[str, Any]) -> None:
     """Writes ``start.json``. Raises ConfigError if an existing one names other parameters."""
     file, key = os.path.join(workdir, RECORD), "parameters_sha256"
     if path(file).exists() and read_json(file).get(key) != record[key]:
-        rule = f"its parameters have changed since the first start of this run ({file})"
+        rule = f"the parameters in this folder have changed since the run began ({file})"
         raise _error(record["start_from"], f"{rule}; name another workdir")
     write_json(file, record)
 

@@ -4,7 +4,7 @@ import contextlib
 import functools
 from collections.abc import Sequence
 
-from txl_jax.parallel.device_memory import TRAINING, explained
+from txl_jax.parallel.device_memory import TRAINING, TRAINING_STATE, explained
 from txl_jax.training.events import Logger
 from txl_jax.training.multi_seed import StackedSeeds, open_seeds
 from txl_jax.training.plan import Plan
@@ -35,10 +35,11 @@ def train(plan: Plan, guard: PreemptionGuard, loggers: Sequence[Logger] = ()) ->
 
         # The program is compiled before the state is made: it may not fit the memory.
         program = None
-        if step < t.steps:
-            seeds.load_text()
-            program = None if guard.requested() else seeds.program()
-        state = seeds.make_state()
+        with explained(TRAINING_STATE):
+            if step < t.steps:
+                seeds.load_text()
+                program = None if guard.requested() else seeds.program()
+            state = seeds.make_state()
 
         # If the run was stopped during a validation, that validation is run again.
         for i, trainer in enumerate(trainers):

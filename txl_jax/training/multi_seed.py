@@ -71,8 +71,12 @@ class StackedSeeds:
             trainer.text = self._first.text
 
     def make_state(self) -> TrainState:
-        """Restores or draws the states of all seeds."""
-        return jax.jit(_stacked)([trainer.make_state() for trainer in self.trainers])
+        """Restores or draws the states of all seeds, and holds no more than one array twice."""
+        states = [trainer.make_state() for trainer in self.trainers]
+        structure, leaves = jax.tree.structure(states[0]), [jax.tree.leaves(s) for s in states]
+        del states  # an array is freed once it is stacked
+        count = range(len(leaves[0]))
+        return jax.tree.unflatten(structure, [jnp.stack([x.pop(0) for x in leaves]) for _ in count])
 
     def program(self) -> Program:
         """Compiles one dispatch of all seeds."""

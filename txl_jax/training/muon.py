@@ -96,7 +96,7 @@ def _as_leaf(path: tuple[Any, ...], leaf: jax.Array, wide: jax.Array) -> jax.Arr
 
 
 def _shape(path: tuple[Any, ...], leaf: jax.Array) -> tuple[int, ...]:
-    """Returns the axis of stacked layers, if there is one, and the sizes of inputs and outputs."""
+    """Returns the number of layers, if they are stacked, and the sizes of inputs and outputs."""
     inputs, outputs = MATRICES[jax.tree_util.keystr(path[-1:], simple=True)]
     layers, n, m = np.split(leaf.shape, [leaf.ndim - inputs - outputs, leaf.ndim - outputs])
     return (*map(int, layers), int(np.prod(n)), int(np.prod(m)))

@@ -46,7 +46,7 @@ from txl_jax.config.folders import data_folder
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.errors import DataError
 from txl_jax.data.feed import training_batch
-from txl_jax.data.on_device import device_text
+from txl_jax.data.on_device import check_single_process, device_text
 from txl_jax.data.pieces import flat_tokens
 from txl_jax.data.streams import Streams, shuffled_streams
 from txl_jax.data.vocab import encode_prompts
@@ -255,8 +255,7 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> Streams:
     streams = unchecked_streams(exp, corpus.train, name=name, key=key)
     if t.text_on_device:
         device_text(streams)  # raises ConfigError if the text has no fixed order
-        if jax.process_count() > 1:
-            raise ConfigError("config key train.text_on_device: needs a single process; omit it")
+        check_single_process(jax.devices())
     tokens = len(flat_tokens(corpus.train))
     longest = tokens // t.batch_size
     for key, what in (("mem_len", "memory"), ("context_len", "context")):
@@ -264,7 +263,7 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> Streams:
             raise ConfigError(
                 f"config key train.{key} = {getattr(t, key)}: a stream of the train split has only"
                 f" {longest} of its {tokens:,} tokens at train.batch_size {t.batch_size}; use a"
-                f" shorter {what}, fewer streams, or a text with"
+                f" shorter {what}, a lower train.batch_size, or a text with"
                 f" {getattr(t, key) * t.batch_size:,} tokens or more in its train split"
             )
     return streams
@@ -272,10 +271,14 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> Streams:
 
 def _check_attention(exp: ExperimentConfig, mesh: Mesh, streams: Streams) -> None:
     """Runs the self-check of the train step's attention; raises KernelError if it fails."""
-    t = exp.train
+    program = attention_program(exp.train, streams)
+    self_check.check(exp.model, mesh, *attention_sizes(exp.train), **program)
+
+
+def attention_program(t: TrainConfig, streams: Streams) -> dict[str, bool]:
+    """Returns what the train step's attention depends on besides :func:`attention_sizes`."""
     batch = training_batch(streams, 0, t.epoch_memory, t.reset_every, slice(0))
-    program = {"episodes": batch.reset.ndim == 2, "several_seeds": t.num_seeds > 1}
-    self_check.check(exp.model, mesh, *attention_sizes(t), train=True, **program)
+    return {"train": True, "episodes": batch.reset.ndim == 2, "several_seeds": t.num_seeds > 1}
 
 
 def check_seeds(exp: ExperimentConfig, mesh: Mesh) -> None:

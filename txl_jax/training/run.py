@@ -41,7 +41,7 @@ class Stopped(KeyboardInterrupt):
     """A signal stopped a run. The text says what is saved; no other run may start afterwards."""
 
     def __init__(self, received: signal.Signals, saved: str):
-        super().__init__(f"stopped by {received.name}, {saved}")
+        super().__init__(f"stopped by {received.name}{saved}")
         self.signal = received
 
 
@@ -85,7 +85,8 @@ def train_and_evaluate(
                     models.append(trained)
     if guard.signal is not None:
         begun = int(outcomes[0].state.step) > 0
-        raise Stopped(guard.signal, "saved" if begun else "before the first step, nothing to save")
+        early = " before the first step, so there is nothing to save"
+        raise Stopped(guard.signal, ", and the state is saved" if begun else early)
     return FinishedRun([run.workdir for run in plan.runs], models, lines)
 
 
@@ -132,9 +133,9 @@ def check_steps(exp: ExperimentConfig, workdir: str) -> None:
     if names_flags():
         how = command_with({f"--{name}": value for name, value in given.items()})
     raise WorkdirError(
-        f"{argument('workdir', workdir)}: its run has ended after its {old:,} steps, and the"
-        f" learning rates of a run of {steps:,} steps are others. To continue from its model for"
-        f" {steps - old:,} more steps in another folder: {how}"
+        f"{argument('workdir', workdir)}: the run in this folder has ended after {old:,} steps, and"
+        f" a run of {steps:,} steps has other learning rates from its first step. To train the"
+        f" model for {steps - old:,} more steps in another folder: {how}"
     )
 
 
@@ -223,9 +224,9 @@ def stored_experiment(workdir: str, start_from: str | None = None) -> Experiment
     first, given = os.path.join(workdir, f"seed_{seeds[0]}"), argument("workdir", workdir)
     if len(seeds) == 1:  # as in a sweep
         named = argument("workdir", shown_path(first))
-        raise WorkdirError(f"{given}: its only run is in {named}; name that")
+        raise WorkdirError(f"{given}: the only run in this folder is a seed; give {named}")
     if gaps := [n for n in range(seeds[0], seeds[-1]) if n not in seeds]:
-        fix = "resume each run by its own folder, or give the settings with all seeds"
-        raise WorkdirError(f"{given}: seed_{gaps[0]} is missing between its runs; {fix}")
+        fix = "resume each seed in its own folder, or give the config of all seeds again"
+        raise WorkdirError(f"{given}: seed_{gaps[0]} is missing between the other seeds; {fix}")
     exp = loaded_experiment(first)
     return dataclasses.replace(exp, train=dataclasses.replace(exp.train, num_seeds=len(seeds)))

@@ -38,14 +38,16 @@ def check_skips(
     if in_a_row >= most:
         raise SkippedError(
             f"{in_a_row} updates in a row were skipped, the last at step {step}:"
-            f" {skip_reason(metrics)}; stopped, {kept}. {_REMEDY}, or raise train.max_skipped"
+            f" {skip_reason(metrics)}; training stopped, and {kept}. {_REMEDY}, or raise"
+            " train.max_skipped"
         )
 
 
 def check_finite(name: str, value: float, step: int, kept: str) -> None:
     """Raises NonFiniteError unless the value is finite. ``kept`` names the last checkpoint."""
     if not math.isfinite(value):
-        raise NonFiniteError(f"{name} is {value} at step {step}; stopped, {kept}. {_REMEDY}")
+        told = f"{name} is {value} at step {step}; training stopped, and {kept}"
+        raise NonFiniteError(f"{told}. {_REMEDY}")
 
 
 def check_state(state: TrainState, step: int, kept: str) -> None:
@@ -53,7 +55,7 @@ def check_state(state: TrainState, step: int, kept: str) -> None:
     name = non_finite_leaf(state)
     if processes.failing(name is not None):
         what = f"{name or 'a part of the state'} is not finite after step {step}"
-        raise NonFiniteError(f"{what}; stopped, {kept}. {_REMEDY}")
+        raise NonFiniteError(f"{what}; training stopped, and {kept}. {_REMEDY}")
 
 
 def skip_bad_update(
@@ -96,7 +98,7 @@ def skip_bad_update(
 def non_finite_leaf(tree: Any) -> str | None:
     """Returns the name of the first array of a pytree that is not finite, or ``None``.
 
-    Each process checks one replica of the shards on its own devices, without communication.
+    Each process checks those of its own shards that are replica 0, without communication.
     """
     checked = [  # all checks are started before the first result is read
         (path, _is_finite(shard.data))
@@ -123,4 +125,5 @@ def skip_reason(metrics: Mapping[str, float]) -> str:
             return f"{name} is {metrics[key]}"
     if not metrics.get("update_finite", 1.0):
         return "the update is not finite, although loss and gradient are"
-    return f"gradient norm {metrics['grad_norm']:.4g} is a spike"
+    many = "over train.skip_spikes times the recent mean"
+    return f"gradient norm {metrics['grad_norm']:.4g} is {many}"

@@ -10,6 +10,7 @@ The exponential average begins as an arithmetic mean, without weight on the init
 All averages are saved. ``average.use`` selects the parameters of the trained model at validation.
 """
 
+import dataclasses
 from typing import Any
 
 import flax.struct
@@ -50,6 +51,7 @@ def init_state(
     t = exp.train
     mems = model.init_mems(t.batch_size, t.mem_len)
     tokens = jnp.zeros((t.batch_size, 1), jnp.int32)
+    model = model.clone(cfg=dataclasses.replace(model.cfg, kernel="xla"))  # of any length
     init_key, _ = jax.random.split(jax.random.key(exp.seed if seed is None else seed))
     params = model.init(init_key, tokens, mems)["params"]
     enabled = (("swa", exp.average.swa_start), ("ema", exp.average.ema_decay))

@@ -95,7 +95,7 @@ def open_trainer(
             if changed := changed_validation(meta.get("config", {}), exp):
                 log.message(
                     f"note: since checkpoint {step} validation has changed ({'; '.join(changed)});"
-                    " the best checkpoint is chosen from losses of both kinds"
+                    " the best checkpoint is chosen from losses before and after the change"
                 )
             try:
                 yield trainer

@@ -23,6 +23,7 @@ BROKEN = (  # errors while reading a damaged or encrypted archive
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
     *(OSError, EOFError, RuntimeError, ValueError, struct.error),
 )
+_OTHER = "name another archive, or the folder of its files, in data.path"
 
 
 def plain_names(names: Sequence[str]) -> Wanted:
@@ -81,7 +82,7 @@ def archive_errors(where: object, fix: str, done: str = "read") -> Iterator[None
         if reason := getattr(error, "strerror", None):  # the system's error, not damaged content
             raise DataError(f"{where}: cannot be {done} ({reason})") from error
         lines = str(error).splitlines() or ["it is damaged"]
-        several = "it is damaged, or neither a tar nor a zip archive"
+        several = "it is damaged, or is neither a tar nor a zip archive"
         reason = lines[0] if len(lines) == 1 else several
         raise DataError(f"{where}: cannot be {done} ({reason}); {fix}") from error
 
@@ -108,9 +109,10 @@ def _check_member(name: str, plain: bool, what: str) -> None:
     """Refuses members as ``tarfile.data_filter`` does, which Python 3.11.0 to 3.11.3 lack."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts:
-        raise DataError(f"{what}: {name} in it would be outside the destination")
+        fault = f"the member {name} would be unpacked outside of the folder"
+        raise DataError(f"{what}: {fault}; {_OTHER}")
     if not plain:
-        raise DataError(f"{what}: {name} in it is not a plain file")
+        raise DataError(f"{what}: the member {name} is not a plain file; {_OTHER}")
 
 
 def _copy(source: IO[bytes], to: Path) -> None:

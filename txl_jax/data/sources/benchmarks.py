@@ -87,7 +87,8 @@ class PublishedCorpus:
         names += [pattern.format("train") for pattern in self.patterns]
         others = " and ".join(name for name in self.inside if name != ".")
         places = f", nor in its folders {others}" if others else ""
-        raise DataError(f"{self.name}: there is no {' and no '.join(names)} in {folder}{places}")
+        missing = f"there is no {' and no '.join(names)} in {folder}{places}"
+        raise DataError(f"{self.name}: {missing}; name one of these files, or its folder")
 
     def _downloaded(self, cache: Path) -> Source:
         into, names = cache / "downloads" / self.name, list(self.names.values())
@@ -102,7 +103,7 @@ class PublishedCorpus:
                 )
 
         known = self.archive_md5
-        check = check_hash(f"md5:{known}", self.url, "as published") if known else None
+        check = check_hash(f"md5:{known}", self.url, "the published one") if known else None
         sums = download_folder(self.url, into, extract_checked, check)
         recorded = {key: sums[name] for key, name in self.names.items()}
         return self._source(self._files(into), archive_md5=known, recorded=recorded)

@@ -38,7 +38,9 @@ def local_copy(address: str, cache: Path) -> Path | None:
         for key in found:
             relative = PurePosixPath(key.removeprefix(f"{parent}/"))
             if relative.is_absolute() or ".." in relative.parts:
-                raise DataError(f"{BUCKETS}{key}: has a name that cannot be that of a local file")
+                raise DataError(
+                    f"{BUCKETS}{key}: no local file can have this name; rename the object"
+                )
             (folder / relative).parent.mkdir(parents=True, exist_ok=True)
             store().get_file(key, str(folder / relative))
 

@@ -21,13 +21,13 @@ Check = Callable[[Path], None]  # raises DataError if a file is not the expected
 ORIGIN = "origin.json"  # a downloaded folder's file with the address and the hashes of its files
 
 
-def check_hash(expected: str, what: str, whose: str = "as data.hash says") -> Check:
+def check_hash(expected: str, what: str, whose: str = "data.hash") -> Check:
     """Returns a check that a file has the hash ``expected``, ``md5:…`` or ``sha256:…``."""
     kind, _, digits = expected.partition(":")
 
     def check(path: Path) -> None:
         if (found := file_hash(path, kind)) != digits:
-            fault = f"its {kind} is {found}, not {digits} {whose}"
+            fault = f"its {kind} is {found}, and {whose} is {digits}"
             raise DataError(f"{what}: {fault}; the download was deleted")
 
     return check
@@ -70,7 +70,7 @@ def download_folder(
     try:
         return dict(json.loads(origin.read_text())["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        fix = f"delete the folder {into}, it will be downloaded again"
+        fix = f"delete the folder {into}, and the next run downloads it again"
         raise DataError(f"{origin}: cannot be read ({error}); {fix}") from error
 
 
@@ -84,7 +84,7 @@ def _downloaded(url: str, name: Path, check: Check | None) -> Iterator[Path]:
     with unfinished_download(name) as file:
         if check is None:
             os.truncate(file, 0)
-        resumed = _fetch(url, file, ", the partial download is kept" if check else "")
+        resumed = _fetch(url, file, "; the partial download is kept" if check else "")
         try:
             if check is not None:
                 try:
@@ -108,7 +108,7 @@ def _fetch(url: str, file: Path, kept: str) -> bool:
     except DataError:
         raise
     except (OSError, http.client.HTTPException, ValueError) as error:  # also a malformed answer
-        fix = "fetch it by other means and name the file or its folder in data.path"
+        fix = "fetch the file by other means, and name it or its folder in data.path"
         raise DataError(f"cannot download {url} ({error}); {fix}") from error
 
 

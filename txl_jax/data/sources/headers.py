@@ -60,12 +60,12 @@ def llm_c_type(path: Path, size: int) -> np.dtype | None:
         return None
     known, dtype = LLM_C[magic]
     if version != known:
-        fault = f"has version {version} of llm.c's format {magic}, and only {known} can be read"
+        fault = f"has version {version} of llm.c's format {magic}, not version {known}"
         raise DataError(f"{path}: {fault}; write the ids with numpy.save")
     found = max(size - HEADER, 0)
     if size < HEADER or found != count * dtype.itemsize:
         fault = f"has {found:,} bytes of ids, and its header says {count:,} ids of {dtype}"
-        raise DataError(f"{path}: {fault}; the file is incomplete or damaged, get it again")
+        raise DataError(f"{path}: {fault}; get the file again, because it is incomplete or damaged")
     return dtype
 
 
@@ -86,7 +86,7 @@ def check_no_count(path: Path, tokens: np.memmap) -> None:
                 if number < least or number not in (left, left // width):
                     continue
                 counted = "bytes" if number == left else "ids"
-                fault = f"byte {at * word.itemsize} begins the number {number:,}, which counts the"
+                fault = f"the number {number:,} at byte {at * word.itemsize} counts the"
                 raise _seems_header(
                     path, f"{fault} {counted} after byte {header}", tokens, str(header)
                 )
@@ -97,8 +97,8 @@ def _seems_header(path: Path, fault: str, tokens: np.ndarray, offset: str = "BYT
     largest = max(int(part.max()) for _, part in chunks(tokens))
     ids = argument("config.data.vocab_size", largest + 1)
     return DataError(
-        f"{path}: {fault}, so the file seems to begin with a header; {cut}, or if these are ids,"
-        f" give {ids}"
+        f"{path}: {fault}, so the file seems to begin with a header; {cut}, or if all numbers are"
+        f" ids, give {ids}"
     )
 
 

@@ -70,7 +70,7 @@ def wanted(member: str) -> str | None:
 
 def _downloaded(cache: Path, protocol: Protocol) -> Source:
     downloads = cache / "downloads"
-    check = check_hash(f"sha256:{SHA256}", URL, "as published")
+    check = check_hash(f"sha256:{SHA256}", URL, "the published one")
     unpack = functools.partial(extract, wanted=wanted, required=(HELD_OUT,), what=URL)
     sums = download_folder(URL, downloads / "lm1b", unpack, check)
     copy = lambda file, folder: shutil.copyfile(file, folder / VOCAB)

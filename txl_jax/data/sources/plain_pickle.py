@@ -98,6 +98,7 @@ def read_meta(path: Path) -> list[str]:
             "import json, pickle; itos = pickle.load(open('meta.pkl', 'rb'))['itos']; "
             "json.dump([itos[i] for i in range(len(itos))], open('symbols.json', 'w'))"
         )
-        fix = f"if you trust it, run in its folder: {lines}  -- or move it away"
-        raise DataError(f"{path}: is not unpickled, and {error}; {fix}") from None
+        why = f"is not unpickled, because a pickle can run any code, and {error}"
+        fix = f"if you trust the file, run in its folder: {lines}  -- or move the file away"
+        raise DataError(f"{path}: {why}; {fix}") from None
     return itos

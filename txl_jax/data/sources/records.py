@@ -19,7 +19,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources.cache import write_errors
 from txl_jax.data.sources.source import BLOCK
 from txl_jax.data.sources.stored import Stored, check_unpacked_size
-from txl_jax.file_kinds import LOOKED_AT, file_kind
+from txl_jax.file_kinds import LOOKED_AT, file_kind, readable_end
 from txl_jax.files import parse_json, parse_json_object
 from txl_jax.library_errors import import_optional
 from txl_jax.messages import argument, nearest, one_line, short_repr
@@ -67,7 +67,7 @@ def _json_lines(stored: Stored, field: str, folder: Path) -> Records:
                 except (ValueError, RecursionError) as error:
                     fix = f'write one object in each line, such as {{"{field}": "…"}}'
                     if line.lstrip()[:1] == "[":
-                        fix += ", or let the name of one array end in .json"
+                        fix += ", or if the file is one array let its name end in .json"
                     raise DataError(f"{where}: is not JSON ({error}); {fix}") from None
                 for record in value if isinstance(value, list) else [value]:
                     yield where, _field(record, field, where)
@@ -129,12 +129,12 @@ def _field(record: Any, field: str, where: str) -> Any:
 
 
 def _no_field(field: str, names: list[str], where: str) -> DataError:
-    known = one_line(", ".join(map(str, names))) or "nothing"
     if field in names:
         fix = "give each column a name of its own"
         return DataError(f"{where}: names {field!r} twice; {fix}")
     fix = argument("config.data.field", nearest(field, names) or "NAME")
-    return DataError(f"{where}: has no field {field!r}, but {known}; name the text's: {fix}")
+    known = f", but {one_line(', '.join(map(str, names)))}" if names else ""
+    return DataError(f"{where}: has no field {field!r}{known}; name the field of the text: {fix}")
 
 
 def _csv(stored: Stored, field: str, folder: Path) -> Records:
@@ -162,13 +162,15 @@ def _csv(stored: Stored, field: str, folder: Path) -> Records:
             at = names.index(field)
             for row in filter(None, rows):
                 if len(row) != len(names):
-                    header = f"line {skipped + 1} names {len(names)} columns"
-                    fault = f"has {len(row)} values, and {header}"
+                    header = (
+                        f"line {skipped + 1} names {len(names)} column{'s' * (len(names) != 1)}"
+                    )
+                    fault = f"has {len(row)} value{'s' * (len(row) != 1)}, and {header}"
                     fix = 'write a text with commas, line ends or quotes as "…", and " as ""'
                     raise DataError(f"{where()}: {fault}; {fix}")
                 yield where(), row[at]
     except csv.Error as error:
-        fix = 'write " inside a text as "", and end texts and lines'
+        fix = 'write " inside a text as "", and end a text that begins with " by another "'
         raise DataError(f"{where()}: is not CSV ({error}); {fix}") from None
     finally:
         csv.field_size_limit(limit)
@@ -189,27 +191,30 @@ def _lines(file: IO[bytes], where: str) -> Iterator[str]:
     while line := file.readline(LONGEST + 1):
         number += 1
         if len(line) > LONGEST:
-            raise DataError(f"{where}, line {number}: has more than {LONGEST:,} bytes; divide it")
+            fault = f"has more than {LONGEST:,} bytes"
+            raise DataError(f"{where}, line {number}: {fault}; divide the line")
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
             fault = f"is not UTF-8 ({error.reason})"
-            fix = f"convert the file, {how_to_convert(line)}"
+            fix = f"convert the file to UTF-8, {how_to_convert(line)}"
             raise DataError(f"{where}, line {number}: {fault}; {fix}") from None
         yield text.removeprefix("\ufeff") if number == 1 else text
 
 
 def _table(stored: Stored, field: str, folder: Path) -> Records:
     """Reads Parquet, and Arrow in the form of a file or a stream, which are memory-mapped."""
-    fix = "pip install '.[parquet]' in the project's folder"
-    missing = DataError(f"{stored}: needs the package pyarrow: {fix}")
+    fix = "run pip install '.[parquet]' in the project's folder"
+    missing = DataError(f"{stored}: reading a table needs the package pyarrow; {fix}")
     pa = import_optional("pyarrow", missing)
     path, row = stored.path, 0
     with stored.opened() as file:
-        kind = file_kind(file.read(LOOKED_AT))
+        start = file.read(LOOKED_AT)
+    kind, end = file_kind(start), readable_end(start)
     expected = "a Parquet table" if stored.suffix == ".parquet" else "an Arrow table"
     if kind not in (None, expected):
-        fix = "write it as Parquet" if "table" in kind else "name a table"
+        fix = "write the table as Parquet" if "table" in kind else "name the file of a table"
+        fix = f"let its name end in {end}" if end in TABLES else fix
         raise DataError(f"{stored}: is {kind}, not {expected}; {fix}")
     if stored.member or stored.compression:
         path = folder / "table"
@@ -222,16 +227,15 @@ def _table(stored: Stored, field: str, folder: Path) -> Records:
             if pa.types.is_dictionary(column.type):
                 column = column.dictionary_decode()
             if column.type not in (pa.string(), pa.large_string(), pa.string_view(), pa.null()):
-                raise DataError(f"{stored}: {field!r} is a column of {column.type}, not of text")
+                fault = f"{field!r} is a column of {column.type}, not of text"
+                raise DataError(f"{stored}: {fault}; set data.field to a column of text")
             for start in range(0, len(column), ROWS):
                 for text in column.slice(start, ROWS).to_pylist():
                     row += 1
                     yield f"{stored}, row {row}", text
     except (pa.ArrowException, OSError) as error:
-        fault = one_line(error)
-        raise DataError(
-            f"{stored}: cannot be read ({fault}); it is damaged, get it again"
-        ) from None
+        fault = f"cannot be read ({one_line(error)}), so it seems to be damaged"
+        raise DataError(f"{stored}: {fault}; get the file again") from None
     finally:
         if path != stored.path:
             path.unlink(missing_ok=True)
@@ -284,8 +288,9 @@ def saved_files(folder: Path) -> list[str] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if state.get("_indices_data_files"):
-        fix = "save dataset.flatten_indices() again"
-        raise DataError(f"{folder}: is a dataset of an old version, with indices; {fix}")
+        fix = "save dataset.flatten_indices() instead"
+        raise DataError(f"{folder}: is a dataset with a selection of rows (indices); {fix}")
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise DataError(f"{folder}: {STATE} lists {missing[0]}, which is missing; copy it too")
+        fault = f"{STATE} lists {missing[0]}, which is missing"
+        raise DataError(f"{folder}: {fault}; copy that file too")
     return names

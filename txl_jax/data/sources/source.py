@@ -113,9 +113,10 @@ class Source:
         sums = {name: file_hash(path) for name, path in self.files.items()}
         for name, expected in self.recorded.items():
             if sums[name] != expected:
-                path, fault = self.files[name], f"its sha256 is {sums[name]}, not {expected}"
-                fix = f"delete the folder {path.parent}, it will be downloaded again"
-                raise DataError(f"{path}: {fault} as when it was downloaded; {fix}")
+                path, fault = self.files[name], "has changed since it was downloaded"
+                fix = f"delete the folder {path.parent}, and the next run downloads it again"
+                hashes = f"its sha256 is {sums[name]} and was {expected}"
+                raise DataError(f"{path}: {fault} ({hashes}); {fix}")
         for name, path in self.files.items():
             if start := ByteRange.whole(path).span.start:
                 sums[name] = file_hash(path, start=start)
@@ -179,7 +180,8 @@ def read(text: Text) -> Iterator[bytes]:
                 yield block
                 left -= len(block)
         if left:
-            raise DataError(f"{piece.path}: has become {left:,} bytes shorter")
+            fault = f"became {left:,} bytes shorter while it was read"
+            raise DataError(f"{piece.path}: {fault}; try again")
 
 
 def cut_at(blocks: Iterable[bytes], sizes: Iterable[int]) -> Iterator[bytes]:
@@ -329,7 +331,7 @@ def existing_path(path: str, cache: Path, key: str = "data.path") -> Path:
         if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not found.parent.is_dir():
             fix = f"; {FROM_THE_HUB}"
         if any(mark in path for mark in "*?["):
-            fix = "; patterns are not expanded: name the folder, or put links to the files into one"
+            fix = "; patterns are not expanded: name a folder of the files, or of links to them"
         raise DataError(f"{named}: there is no such file or folder{fix}")
     return found
 

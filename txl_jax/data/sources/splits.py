@@ -33,6 +33,7 @@ _SHARD = re.compile(r"\d+-of-(\d+)")
 _PART = re.compile(
     r"train|valid(?:ation)?|test|dev|e?val|(?<![^\W\d_])(?:trn?|tst|te|va)(?![^\W\d_])"
 )  # a part of a longer word, or an abbreviation
+_SAME = "seem, by their names, to be the same text; remove one of them"
 _FIX = "give one set of files, or folders named train, valid and test"
 
 
@@ -62,7 +63,7 @@ def arrange(
     for name, parts in words.items():
         if len(several := _splits(parts)) > 1:
             fault = f"{name} is named as the {' and the '.join(several)} split"
-            raise DataError(f"{where}: {fault}; rename it")
+            raise DataError(f"{where}: {fault}; rename the file")
         found.setdefault(next(iter(several), ""), []).append(name)
     rest = found.pop("", [])
     if not found:
@@ -96,14 +97,14 @@ def _check_rest(
     """Raises DataError if the names of splits seem to be accidents, or there is no train split."""
     if "train" not in found:
         split, name = next((split, names[0]) for split, names in found.items())
-        fault = f"{name} is named as the {split} split, and no file as the train split"
+        fault = f"{name} is named as the {split} split, and no file is named as the train split"
         raise DataError(f"{where}: {fault}; name the training text train, or rename {name}")
     named = [name for names in found.values() for name in names]
     of_rest, of_named = (sum(sizes[name] for name in names) for names in (rest, named))
     plain = all(len(_WORD.findall(os.path.splitext(name)[0])) == 1 for name in named)
     lonely = len(found) == 1 and not plain and of_rest * 10 > of_named
     if lonely or (of_rest > of_named and len(rest) > len(named)):
-        fault = f"has {listed(named)} named as a split, beside {listed(rest)}"
+        fault = f"some names say a split ({listed(named)}), and others do not ({listed(rest)})"
         raise DataError(f"{where}: {fault}; rename files, or remove what is no part of the text")
 
 
@@ -122,10 +123,10 @@ def _check_copies(found: Mapping[str, list[str]], where: str, stem: Callable[[st
                 form = short
             before = known.setdefault(form, name)
             if before != name:
-                raise DataError(f"{where}: has both {before} and {name}; remove one")
+                raise DataError(f"{where}: {before} and {name} {_SAME}")
         for (form, name), to in itertools.product(known.items(), ("", r"\1/")):
             if (beside := known.get(_ZIPPED.sub(to, form), name)) != name:
-                raise DataError(f"{where}: has both {name} and {beside}; remove one")
+                raise DataError(f"{where}: {name} and {beside} {_SAME}")
 
 
 def _check_alike(names: list[str], where: str) -> None:
@@ -137,10 +138,9 @@ def _check_alike(names: list[str], where: str) -> None:
             forms.setdefault(form, {})[part[0]] = name
     for parts in forms.values():
         if len(parts) > 1 and any(part.startswith("tr") for part in parts):
-            fault = (
-                f"{listed(list(parts.values()))} seem to be splits, which no word of a name says"
-            )
-            raise DataError(f"{where}: {fault}; name them train.txt, valid.txt and test.txt")
+            fault = f"{listed(list(parts.values()))} seem to be splits, but no name has a word"
+            fix = "name them train.txt, valid.txt and test.txt"
+            raise DataError(f"{where}: {fault} such as train or valid; {fix}")
 
 
 def _check_sets(words: Mapping[str, list[str]], where: str) -> None:
@@ -157,7 +157,7 @@ def _check_sets(words: Mapping[str, list[str]], where: str) -> None:
     whole = [names for names in sets.values() if len(names) > 1]
     if len(whole) > 1:
         both = " and ".join(next(iter(names.values())) for names in whole[:2])
-        raise DataError(f"{where}: {both} begin two sets of splits; {_FIX}")
+        raise DataError(f"{where}: {both} belong to two sets of splits; {_FIX}")
 
 
 def listed(names: list[str], sizes: Mapping[str, int] | None = None) -> str:

@@ -88,7 +88,7 @@ class Stored:
     @contextlib.contextmanager
     def opened(self) -> Iterator[IO[bytes]]:
         """Opens its unpacked bytes; reading damaged bytes in the context raises DataError."""
-        errors = archive_errors(self, "it is damaged or incomplete, get it again")
+        errors = archive_errors(self, "get the file again, because it is damaged or incomplete")
         with errors, contextlib.ExitStack() as stack:
             file: Any = stack.enter_context(open(self.path, "rb"))
             if self.member:
@@ -107,7 +107,7 @@ class Stored:
         if start and marked and end != self.compression:
             kind = file_kind(start) or f"no {self.compression} file"
             fix = f"end its name in {end}" if end else f"leave {self.compression} out of its name"
-            fix += ", or if it is damaged get it again"
+            fix += ", or if the file is damaged get it again"
             raise DataError(f"{self}: cannot be read (it is {kind}); {fix}")
 
     def blocks(self, any_bytes: bool) -> Iterator[bytes]:
@@ -165,8 +165,9 @@ def _holds_tar(path: Path, end: str | None) -> bool:
 
 def _open_zstd(file: IO[bytes]) -> Any:
     package = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-    fix = "pip install '.[zstd]' in the project's folder, or unpack it with  zstd -d"
-    zstd = import_optional(package, DataError(f".zst files need the package {package}: {fix}"))
+    fix = "run pip install '.[zstd]' in the project's folder, or unpack the file with  zstd -d"
+    fault = f"{file.name}: reading a .zst file needs the package {package}"
+    zstd = import_optional(package, DataError(f"{fault}; {fix}"))
     return zstd.ZstdFile(file, options={zstd.DecompressionParameter.window_log_max: 27})
 
 
@@ -188,7 +189,8 @@ def members(path: Path, folder: str = "") -> list[Stored]:
     for info in infos:
         if info.flag_bits & 1 or info.compress_type not in (_STORED, _DEFLATED):
             fault = "is encrypted" if info.flag_bits & 1 else "is not compressed by deflate"
-            raise DataError(f"{path}, {info.filename}: {fault}; unpack the archive by other means")
+            fix = "unpack the archive by other means, and name the folder"
+            raise DataError(f"{path}, {info.filename}: {fault}; {fix}")
     paths = [PurePosixPath(info.filename.lstrip("/")) for info in infos]
     common = os.path.commonpath([path.parent for path in paths]) if paths else ""
     inner = [os.path.join(folder, path.relative_to(common)) for path in paths]
@@ -200,7 +202,8 @@ def check_unpacked_size(plain: int, stored: int, where: str) -> None:
     """Raises DataError if a file unpacks to so many bytes that it seems to be a zip bomb."""
     if plain > BOMB and plain > RATIO * stored:
         fault = f"unpacks to {plain:,} bytes or more from {stored:,}"
-        raise DataError(f"{where}: {fault}; if this is right, unpack it and name the result")
+        fix = "if the file is right, unpack it and name the result in data.path"
+        raise DataError(f"{where}: {fault}, as a zip bomb does; {fix}")
 
 
 @dataclasses.dataclass(frozen=True)

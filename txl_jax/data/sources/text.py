@@ -106,7 +106,8 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
         if data.document_files:
             raise DataError(f"data.document_files: {path} is one file; name a folder of files")
     if data.document_files and "" not in found and max(map(len, found.values())) == 1:
-        raise DataError(f"data.document_files: {path} has a file for each split, not documents")
+        fault, fix = f"{path} has one file for each split", "name a folder of several files"
+        raise DataError(f"data.document_files: {fault}; {fix}, or leave the key out")
     by_split = {
         split: {name: _plain(files[name], data, kind, cache) for name in names}
         for split, names in found.items()
@@ -118,7 +119,8 @@ def _plain(file: Stored, data: DataConfig, kind: str, cache: Path) -> PlainText:
     """Returns the text of a file as a plain file, which is in the cache unless it was plain."""
     if file.suffix in READERS:
         if data.document_files:
-            raise DataError(f"data.document_files: {file} has its documents; leave this out")
+            fault = f"each record of {file} already is a document"
+            raise DataError(f"data.document_files: {fault}; leave the key out")
         if file.suffix not in TABLES:
             file.check_text(encoding=True)
         key = [data.field, data.document_separator]
@@ -128,7 +130,7 @@ def _plain(file: Stored, data: DataConfig, kind: str, cache: Path) -> PlainText:
         _refuse_records(file)
     if data.field != DataConfig.field:
         rule = f"is for records ({', '.join(READERS)}), and {file} is a text"
-        raise DataError(f"data.field = {data.field!r}: {rule}; leave it out")
+        raise DataError(f"data.field = {data.field!r}: {rule}; leave the key out")
     _refuse_array(file, any_bytes=data.vocab == "byte")
     if data.vocab != "byte":  # "byte" is never a default: the user asked for it
         file.check_text(encoding=kind == "byte")
@@ -147,8 +149,8 @@ def _refuse_records(file: Stored) -> None:
     what, end = "is JSON", WHOLE_JSON
     if is_json_lines(start):
         what, end = "has an object of JSON in each line", JSON_LINES[0]
-    fix = f"let its name end in {end}{file.compression}, or to train these characters in .txt"
-    raise DataError(f"{file}: {what}; {fix}{file.compression}")
+    fix = f"let its name end in {end}{file.compression}, or in .txt{file.compression} to train on"
+    raise DataError(f"{file}: {what}; {fix} the characters as they are")
 
 
 def _refuse_array(file: Stored, any_bytes: bool) -> None:
@@ -219,13 +221,13 @@ def _empty(split: str, names: list[str]) -> str:
     fault = f"the {split} split{files} is empty, and at least 2 tokens are needed"
     if split == "train":
         return f"{fault}; write the text for training there"
-    return f"{fault}; write text there, or remove it: the split is then held out from train"
+    return f"{fault}; write text there, or remove the file to hold the split out from train"
 
 
 def _too_short(size: int, split: str, share: float) -> str:
     fault = f"the text has {size:,} byte{'s' * (size != 1)}, too few for a {split} split of"
     fix = f"give a longer text, or a larger data.{split}_fraction, or a folder with files of splits"
-    return f"{fault} {100 * share:g}%; about {math.ceil(2 / share):,} are needed: {fix}"
+    return f"{fault} {100 * share:g}%; about {math.ceil(2 / share):,} bytes are needed: {fix}"
 
 
 def _joined(
@@ -272,7 +274,7 @@ def _bounds(
         source.check_utf8(files.values())  # another encoding may be why marks are missing
     if data.document_separator:
         fault = f"the separator {data.document_separator!r} ends too few documents"
-        fix = "give more, or a folder with train.txt, valid.txt and test.txt"
+        fix = "give more documents, or a folder with train.txt, valid.txt and test.txt"
         raise DataError(f"{label}: {fault} to cut the text into train, valid and test; {fix}")
     raise DataError(f"{label}: {_too_few_lines(text)}")
 

@@ -160,6 +160,6 @@ def note_copies(where: str, files: Sequence[Stored]) -> None:
         if (first := known.setdefault(source.file_hash(file.path), file)) is not file:
             copies.append(f"{first.name} and {file.name}")
     if copies:
-        more = f", as have {len(copies) - 1:,} more" if len(copies) > 1 else ""
-        fix = "remove copies, or the same text is trained and scored"
+        more = f", and so have {len(copies) - 1:,} more pairs" if len(copies) > 1 else ""
+        fix = "remove copies, because a model must not be scored on a text that trained it"
         say_once(f"note: {where}: {one_line(copies[0])} have the same bytes{more}; {fix}")

@@ -164,7 +164,8 @@ def _with_documents(tokens: np.memmap, data: DataConfig) -> np.memmap | Pieces:
     has_starts, separator = source.is_file(beside), data.document_separator
     if has_starts and separator is not None:
         fix = "remove the file, or leave the setting out"
-        raise DataError(f"data.document_separator = {separator!r}: {beside} is there too; {fix}")
+        fault = f"the file {beside} gives the starts of documents too"
+        raise DataError(f"data.document_separator = {separator!r}: {fault}; {fix}")
     if separator is not None:
         return separated(tokens, _separator_id(separator, path.parent), str(path))
     if not has_starts:
@@ -180,7 +181,7 @@ def _separator_id(separator: str, folder: Path) -> int:
         return known.index(separator)
     if not (separator.isascii() and separator.isdigit() and len(separator) < 19):
         fix = "give an id, or a symbol of symbols.json"
-        raise DataError(f"data.document_separator = {separator!r}: is no id; {fix}")
+        raise DataError(f"data.document_separator = {separator!r}: is no id and no symbol; {fix}")
     return int(separator)
 
 
@@ -193,8 +194,9 @@ def joined(paths: Sequence[Path], data: DataConfig, cache: Path) -> Pieces:
     for path in paths:  # one at a time, because each map needs an open file
         tokens = open_tokens(path, data)
         if source.is_file(beside := path.with_suffix(STARTS)):
-            fix = "join the arrays and their starts into one of each"
-            raise DataError(f"{beside}: its array is one of several, each a document; {fix}")
+            fault = "each of several arrays is one document, so none can have starts"
+            fix = "join the arrays into one, and the starts into one"
+            raise DataError(f"{beside}: {fault}; {fix}")
         if len(tokens) < 2:
             raise DataError(f"{path}: has one token; a document needs at least 2")
         size = max(size, _largest_id(tokens, data.vocab_size or WORDS) + 1)
@@ -230,7 +232,7 @@ def _checked(found: TokenFiles) -> TokenFiles:
     for split, tokens in found.splits.items():
         n = len(flat_tokens(tokens))
         if n < 2:
-            fault = f"the {split} split has {n} tokens, at least 2 are needed"
+            fault = f"the {split} split has {n} token{'s' * (n != 1)}, and at least 2 are needed"
             raise DataError(f"{found.label}: {fault}; give more tokens, or a file for each split")
     return found
 
@@ -257,7 +259,7 @@ def open_tokens(path: Path, data: DataConfig) -> np.memmap:
         fix = "save array.reshape(-1), or for several ids per step see docs/own_data.md"
         raise DataError(f"{path}: has {tokens.ndim} axes ({shape}), not one; {fix}")
     if not len(tokens):
-        raise DataError(f"{path}: is empty, it has no token")
+        raise DataError(f"{path}: has no token; name a file of ids")
     return tokens
 
 
@@ -266,18 +268,18 @@ def _open_npy(path: Path) -> np.memmap:
         return np.lib.format.open_memmap(path, mode="r")  # reads no pickle
     except (ValueError, EOFError) as error:
         reason = str(error).partition("\n")[0]
-        fix = "write it with numpy.save"
+        fix = "write the ids with numpy.save"
         raise DataError(f"{path}: is not a NumPy array of numbers ({reason}); {fix}") from error
 
 
 def _open_raw(path: Path, data: DataConfig, size: int) -> np.memmap:
     with_header, dtype = llm_c_type(path, size), np.dtype(data.dtype)
     if size == (HEADER if with_header else 0):
-        raise DataError(f"{path}: is empty, it has no token")
+        raise DataError(f"{path}: has no token; name a file of ids")
     if with_header:
         return np.memmap(path, with_header, mode="r", offset=HEADER)
     if size % dtype.itemsize:
-        fault = f"has {size:,} bytes, which is no whole number of {dtype}"
+        fault = f"has {size:,} bytes, no multiple of {dtype.itemsize}, the size of {dtype}"
         raise DataError(f"{path}: {fault}; set data.dtype to the type of its numbers")
     tokens = np.memmap(path, dtype, mode="r")
     first = np.asarray(tokens[:LOOKED_AT])
@@ -288,7 +290,7 @@ def _open_raw(path: Path, data: DataConfig, size: int) -> np.memmap:
         wider = f"{dtype.kind.replace('i', 'int').replace('u', 'uint')}{16 * dtype.itemsize}"
         fault = f"every second number is 0 when read as {dtype}"
         fix = argument("config.data.dtype", wider)
-        raise DataError(f"{path}: {fault}, so its numbers are larger; try {fix}")
+        raise DataError(f"{path}: {fault}, so its numbers seem to be wider; try {fix}")
     if data.vocab_size is None:
         check_no_count(path, tokens)
         check_no_header(path, tokens)

@@ -25,6 +25,7 @@ FUSED = {"cudnn": "gpu", "triton": "gpu", "pallas_tpu": "tpu"}
 BEST = {"gpu": "triton", "tpu": "pallas_tpu"}
 """The implementation that ``auto`` chooses on each platform, if it supports the form."""
 _NOT_IN_SHARD_MAP = "a fused kernel cannot run inside of jax.shard_map with check_vma=True"
+_OLD_TPU = "needs a TPU v5 or later"
 FUSED_MIN_QUERIES = 128
 """For shorter segments, a fused kernel loses more time to padded tiles than it saves."""
 
@@ -88,10 +89,12 @@ def choose(implementation: str, x: AttentionInputs, mesh: Mesh | None = None) ->
     if implementation not in FUSED:
         return Choice(implementation, f"model.kernel is {implementation!r}")
     check_platform(implementation, mesh)
+    if implementation == "pallas_tpu" and (tpu_generation(mesh) or 5) < 5:
+        raise KernelError(f"model.kernel = {implementation!r} {_OLD_TPU}; use 'auto' or 'xla'")
     if varies(x.q):
         raise KernelError(f"model.kernel = {implementation!r}: {_NOT_IN_SHARD_MAP}; use 'auto'")
     if refused := _unsupported(implementation, x):
-        why = f"does not support this form: {refused}; use 'auto' or 'xla'"
+        why = f"does not support this attention: {refused}; use 'auto' or 'xla'"
         raise KernelError(f"model.kernel = {implementation!r} {why}")
     return Choice(implementation)
 
@@ -102,16 +105,17 @@ def _best(x: AttentionInputs, mesh: Mesh | None) -> Choice:
     if best is None:
         return Choice("xla", f"there is no fused kernel for a {platform}")
     if best == "triton" and (compute_capability(mesh) or 90) < 80:
-        return Choice("xla", f"{best} needs compute capability 8.0, and this GPU has less")
+        return Choice("xla", f"{best} needs a GPU of compute capability 8.0 or higher")
     if best == "pallas_tpu" and (tpu_generation(mesh) or 5) < 5:
-        return Choice("xla", f"{best} needs a TPU v5 or later, whose rolls may have a stride")
+        return Choice("xla", f"{best} {_OLD_TPU}")
     if seg_len < FUSED_MIN_QUERIES:
         few = f"{best} gains nothing for segments of {seg_len} tokens, below {FUSED_MIN_QUERIES}"
         return Choice("xla", few)
     if varies(x.q):
         return Choice("xla", _NOT_IN_SHARD_MAP, falls_back=True)
     if not _rows_divide(x, mesh):
-        unequal = f"{best} needs rows that the devices divide, not {rows} on {row_devices(mesh)}"
+        n = row_devices(mesh)
+        unequal = f"{best} needs the same number of rows on each device, not {rows} rows on {n}"
         return Choice("xla", unequal, falls_back=True)
     if refused := _unsupported(best, x):
         return Choice("xla", f"{best} cannot run: {refused}", falls_back=True)
@@ -124,7 +128,7 @@ def _unsupported(implementation: str, x: AttentionInputs) -> str | None:
     """Returns the reason why a fused implementation cannot compute the form, or ``None``."""
     for part in (x.positions, x.mask):
         if type(part) not in (Positions, AttentionMask, BothWaysMask):
-            return f"it has the four terms of scores and known masks, not {type(part).__name__}"
+            return f"it supports Positions, AttentionMask, BothWaysMask, not {type(part).__name__}"
     return _module(implementation).supports(x)
 
 
@@ -150,8 +154,9 @@ def check_platform(implementation: str, mesh: Mesh | None = None) -> None:
     """Raises KernelError if an implementation is for other devices than those of the mesh."""
     platform = platform_of(mesh)
     if FUSED.get(implementation, platform) != platform:
-        why = f"is for a {FUSED[implementation]} and this runs on a {platform}: use 'auto' or 'xla'"
-        raise KernelError(f"model.kernel = {implementation!r} {why}")
+        needed = {"gpu": "an NVIDIA GPU", "tpu": "a TPU"}[FUSED[implementation]]
+        why = f"needs {needed}, but the program runs on a {platform}"
+        raise KernelError(f"model.kernel = {implementation!r} {why}; use 'auto' or 'xla'")
 
 
 def compiler_options(mesh: Mesh | None) -> dict[str, bool | str] | None:

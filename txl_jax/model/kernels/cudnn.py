@@ -24,7 +24,7 @@ def supports(x: AttentionInputs) -> str | None:
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"it supports bfloat16 and float16, not {dtype}"
     if h % 8 or h > 256:
-        return f"it needs heads of a multiple of 8 numbers up to 256, not {h}"
+        return f"it needs model.d_head to be a multiple of 8 and at most 256, not {h}"
     if t % 2 or n_keys % 2:
         return f"it needs even numbers of queries and keys, not {t} and {n_keys}"
     return None

@@ -47,9 +47,9 @@ class AttentionInputs(flax.struct.PyTreeNode):
         """Returns the reason why no fused kernel can compute the form, or ``None``."""
         dtype = jnp.dtype(self.q.dtype)
         if self.positions.r is None:
-            return "it needs vectors of distances (r), and this form has none"
+            return "it needs vectors of distances (r), and this attention has none"
         if self.positions.b is not None:
-            return "it does not support learnt scalars of distances (b)"
+            return "it does not support a learnt score for each distance (b)"
         if dtype not in (jnp.bfloat16, jnp.float32):
             return f"it supports bfloat16 and float32, not {dtype.name}"
         return None

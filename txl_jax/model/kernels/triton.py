@@ -30,7 +30,7 @@ class Tiling(NamedTuple):
 
 
 _BY_KEY = {"forward", "gradient_of_keys"}
-_READERS = {"gradient_of_queries", "gradient_of_distances"}  # read gradient_of_keys' results
+_READERS = {"gradient_of_queries", "gradient_of_distances"}  # these read gradient_of_keys' results
 _TILINGS = {
     "position_scores bfloat16": (4, 3, 64, 128),
     "position_scores float32": (4, 1, 64, 32), "position_scores float32 sm_90": (8, 2, 128, 64),
@@ -54,9 +54,9 @@ _TILINGS = {
 }  # fmt: skip
 """Warps, stages and sizes; ``wide`` heads have more than 64 numbers.
 
-Those of sm_90 in bfloat16 were within 4% of the fastest of 207 on an H100. Others are chosen by
-benchmarks/attention_cycles.py. Those that name no ``sm_`` fit into 99 KiB of shared memory. Up to
-64 rows of a product have four warps, since more warps would repeat its work.
+On an H100, those of sm_90 in bfloat16 were within 4% of the fastest of 207. The other tilings were
+chosen with benchmarks/attention_cycles.py. Tilings without ``sm_`` in their name fit into 99 KiB of
+shared memory. A product of up to 64 rows has four warps, since more warps would repeat its work.
 """
 
 
@@ -92,7 +92,7 @@ class Form:
         return _ceil(self.k, 128) * 128
 
     def classes(self, sizes: dict[str, int]) -> int:
-        """Returns the number of tiles of every EVERY-th query of a head's batch."""
+        """Returns the number of a head's tiles in a batch; a tile has every EVERY-th query."""
         return self.b * self.every * _ceil(_ceil(self.t, self.every), sizes["SX"])
 
 
@@ -101,7 +101,7 @@ def supports(x: AttentionInputs) -> str | None:
     if reason := x.unsupported_by_fused():
         return reason
     if x.q.shape[-1] > _WIDEST:
-        return f"it supports heads of at most {_WIDEST} numbers, not {x.q.shape[-1]}"
+        return f"it supports a model.d_head of at most {_WIDEST}, not {x.q.shape[-1]}"
     try:
         importlib.import_module("jax_triton")
     except ImportError as error:
@@ -127,7 +127,7 @@ def attend(x: AttentionInputs, capability: int = 90) -> jax.Array:
 
     ``capability`` is the compute capability of the GPU, which need not be at hand. The kernels read
     [B,T,N,H], the order in which a product of states and weights gives heads. So XLA transposes
-    nothing. If M is no multiple of 128, memory and segment are joined to one array before;
+    nothing. If M is no multiple of 128, memory and segment are first joined into one array;
     otherwise no tile has keys of both. A ring of memory is read in its own layout, [N,B,M,H].
     """
     x = x.joined() if x.mask.mem_len % 128 else x
