@@ -197,7 +197,7 @@ def test_a_signal_to_one_training_stops_the_table(table, tmp_path, monkeypatch, 
 
     def stopped(exp, folder):
         trained.append(folder)
-        raise Stopped(sent, "saved")
+        raise Stopped(sent, ", and the state is saved")
 
     monkeypatch.setattr(ablation, "train_and_evaluate", stopped)
     assert modes.ablate(table, {}, str(tmp_path)) == code

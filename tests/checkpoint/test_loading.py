@@ -201,7 +201,7 @@ def test_a_folder_with_a_typing_error_is_told_by_the_run_that_it_is_like(tmp_pat
 def test_what_is_nowhere_is_a_clear_error(hub, tmp_path, monkeypatch):
     with pytest.raises(
         WorkdirError,
-        match=r"me/no: .* from the Hugging Face Hub \(404 not found and a long story\)$",
+        match=r"me/no: .* Hugging Face Hub \(404 not found and a long story\)$",
     ):
         txl_jax.load("me/no")
     with pytest.raises(WorkdirError, match=r"runs/nothing: there is no such folder"):

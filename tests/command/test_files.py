@@ -114,9 +114,7 @@ def test_an_encoding_without_a_mark_is_named(encoding, text):
 
 
 def test_a_nul_character_is_in_no_text_and_all_other_characters_stay():
-    with pytest.raises(
-        ValueError, match=r"^has a NUL character \(byte 2 is 0x00\), which no text has"
-    ):
+    with pytest.raises(ValueError, match=r"^has a NUL character \(byte 2 is 0x00\), which no"):
         decode_text(b"ab\0" + b"c" * 99)
     assert decode_text(b"ab\0", "surrogateescape") == "ab\0"  # this handler allows any bytes
     text = "a\r\nb\rc\x0b\x0c\x1a\x85\u2028\n"

@@ -541,7 +541,9 @@ def test_long_work_is_shown_on_a_terminal_and_in_a_notebook_only(run, watched_st
     if type(stream) is io.StringIO:
         assert shown == ""
         return
-    of_each = [f"compiling {what}, once" for what in ("scoring", "generation", "evaluation")]
+    of_each = [
+        f"compiling the program of {what}, once" for what in ("scoring", "generation", "evaluation")
+    ]
     of_each += ["scoring the baseline unigram ..."]
     for line in (f"loading {run} ...", *of_each, "scoring: 100%", "test split, memory 32"):
         assert line in shown

@@ -287,7 +287,7 @@ def test_a_workdir_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     assert refused(f"--config={config}", f"--workdir={tmp_path}/file/run") == (
         f"error: --workdir={tmp_path}/file/run: cannot be written (Not a directory); name a"
-        " folder that can"
+        " folder that can be written"
     )
 
 

@@ -166,7 +166,7 @@ def test_lengths_have_the_sum_of_the_position_table(lengths, written):
         (
             "pytorch",
             {"div_val": 2, "proj_same_dim": False},
-            r"model\.proj_same_dim = False: with div_val above 1, the authors",
+            r"model\.proj_same_dim = False: with",
         ),
         (
             "huggingface",

@@ -312,8 +312,8 @@ def test_text_says_what_is_missing(tmp_path):
     (tmp_path / "short").write_text("abc")
     assert refused(lambda: find_text(tmp_path / "short")) == (
         f"{tmp_path / 'short'}: the text has 3 bytes, too few for a valid split of 5%; about 40"
-        " bytes are needed: give a longer text, or a larger data.valid_fraction, or a folder with files of"
-        " splits"
+        " bytes are needed: give a longer text, or a larger data.valid_fraction, or a folder with"
+        " files of splits"
     )
     (tmp_path / "line").write_text("one line only " * 9)
 

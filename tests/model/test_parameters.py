@@ -311,7 +311,7 @@ def test_logits_after_a_context_are_the_last_of_all_logits():
     assert part.shape == (3, 1, 13)
     np.testing.assert_allclose(part, whole[:, 3:], atol=2e-6)
     for wrong in (4, -1):
-        with pytest.raises(ValueError, match=rf"context_len = {wrong}: .*at least one of 4"):
+        with pytest.raises(ValueError, match=rf"context_len = {wrong}: .*at least one of the 4"):
             run(context_len=wrong)
 
 

@@ -107,7 +107,7 @@ def test_what_training_cannot_use_is_refused_in_one_line(settings, words, recwar
         (
             "optax.contrib.prodigy",
             8e-3,
-            "rate is 0.008, and the default of optax.contrib.prodigy is 1",
+            "is 0.008, and the default of optax.contrib.prodigy is 1",
         ),
         ("optax.contrib.dadapt_adamw", 1.0, None),
         ("optax.lion", 8e-3, None),
