@@ -553,11 +553,11 @@ MOMENTS = {
         trainer,
         "compiled_step",
         before,
-        "before the first step, so there is nothing to save",
+        " before the first step, so there is nothing to save",
     ),
-    "validating": (Evaluator, "run", before, "saved"),
-    "saving": (Checkpoints, "_save_items", after, "saved"),
-    "reporting": (run_module, "score_split", before, "saved"),
+    "validating": (Evaluator, "run", before, ", and the state is saved"),
+    "saving": (Checkpoints, "_save_items", after, ", and the state is saved"),
+    "reporting": (run_module, "score_split", before, ", and the state is saved"),
 }
 
 
@@ -613,7 +613,7 @@ def test_sigterm_ends_a_run_saved_with_exit_code_0(whole, moment, monkeypatch, c
         patch.setattr(modes, "typed_command", lambda: "COMMAND")
         assert modes.train(experiment(whole), workdir) == 0
     captured = capsys.readouterr().err
-    assert captured.endswith(f"stopped by SIGTERM, {what}; to resume:\n  COMMAND\n")
+    assert captured.endswith(f"stopped by SIGTERM{what}; to resume:\n  COMMAND\n")
     scored = [r["step"] for r in map(json.loads, read_lines(workdir)) if r["kind"] == "valid"]
     assert scored == ([6, 12] if moment == "reporting" else [])  # else stopped before validation
     assert not {"evaluation.json", "sample.txt"} & set(os.listdir(workdir))
