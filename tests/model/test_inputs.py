@@ -126,7 +126,8 @@ def test_more_states_than_slots_or_fewer_than_none_are_refused(wrong):
     for method in (name for name, arguments in METHODS.items() if "mems" in arguments):
         assert refusal(method, mems=MEMS.replace(filled=filled)) == expected
     model, variables = txl_jax.TransformerXL(CFG), tiny.variables(CFG)
-    cache = model.apply(variables, MEMS, seg_len=T, method="init_cache").replace(filled=filled)
+    cache: Any = model.apply(variables, MEMS, seg_len=T, method="init_cache")
+    cache = cache.replace(filled=filled)
     assert refusal("core", mems=cache) == expected.replace("mems.filled", "the cache's filled")
     with pytest.raises(ValueError, match=r"^mems.filled\[1\] = "):
         agents.StateBuffer.start(MEMS.replace(filled=filled), 2)

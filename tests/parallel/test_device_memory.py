@@ -232,12 +232,13 @@ def test_a_command_uses_most_of_a_gpu_unless_told_how_much(name, share, monkeypa
 
 @pytest.mark.parametrize("where", ["init_cache", "score", "add_squares"])
 def test_memory_that_ends_in_any_program_of_scoring_names_the_settings(where):
-    changes = {"evaluate.batch_size": 2, "evaluate.seg_len": 8, "evaluate.mem_len": 8}
+    changes: dict[str, Any] = {"evaluate.batch_size": 2, "evaluate.seg_len": 8}
+    changes |= {"evaluate.mem_len": 8}
     if where == "add_squares":
         changes |= {"evaluate.dynamic.rule": "rms", "evaluate.dynamic.statistics": 2}
     exp, text = override(BASE, changes), np.arange(40) % 50
     mesh = make_mesh(exp.mesh, exp.model, 2)
-    evaluator = Evaluator(exp.model, exp.evaluate, text, mesh, training=text)
+    evaluator: Any = Evaluator(exp.model, exp.evaluate, text, mesh, training=text)
 
     def full(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9.00GiB")

@@ -161,7 +161,8 @@ def checked(field: dataclasses.Field, key: str, value: Any) -> Any:
     kind: Any = field.type
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, typing.cast(type, kind)):
-            raise refusal(key, value, f"must be a {kind.__name__}, because the key is a section")
+            name = typing.cast(type, kind).__name__
+            raise refusal(key, value, f"must be a {name}, because the key is a section")
         return value
     if field.metadata.get("path"):
         value = path_texts(value)

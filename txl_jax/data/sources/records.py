@@ -229,8 +229,8 @@ def _table(stored: Stored, field: str, folder: Path) -> Records:
             if column.type not in (pa.string(), pa.large_string(), pa.string_view(), pa.null()):
                 fault = f"{field!r} is a column of {column.type}, not of text"
                 raise DataError(f"{stored}: {fault}; set data.field to a column of text")
-            for start in range(0, len(column), ROWS):
-                for text in column.slice(start, ROWS).to_pylist():
+            for first in range(0, len(column), ROWS):
+                for text in column.slice(first, ROWS).to_pylist():
                     row += 1
                     yield f"{stored}, row {row}", text
     except (pa.ArrowException, OSError) as error:
