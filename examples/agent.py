@@ -144,6 +144,8 @@ def main() -> None:
     parser.add_argument("--mem_len", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
+    if flags.steps < 10 or flags.steps % 10:
+        parser.error(f"--steps={flags.steps}: give a multiple of ten")
     for tenth, share in enumerate(train(flags.steps, flags.mem_len, flags.seed), 1):
         print(f"{tenth * flags.steps // 10:>6} updates: {share:.0%} of the turns are right")
 

@@ -197,13 +197,17 @@ class Environments:
         pairs = [pair.partition("=")[::2] for pair in filter(None, c.env_params.split(","))]
         known = [field.name for field in dataclasses.fields(params)]
         if unknown := [name for name, value in pairs if name not in known or not value]:
-            raise SystemExit(f"--env_params={unknown[0]}: give NAME=VALUE of {', '.join(known)}")
-        changed = {name: type(getattr(params, name))(float(value)) for name, value in pairs}
+            names = ", ".join(known)
+            raise SystemExit(f"--env_params={unknown[0]}: give NAME=VALUE; the names are {names}")
+        try:
+            changed = {name: type(getattr(params, name))(float(value)) for name, value in pairs}
+            self._hidden = [int(number) for number in filter(None, c.hide.split(","))]
+        except ValueError as error:
+            raise SystemExit(f"--env_params and --hide: give numbers; {error}") from None
         self.params, self.rows = params.replace(**changed), c.environments
         space = self.env.action_space(self.params)
         self.actions = Choice(space) if hasattr(space, "n") else Gaussian(space)
         self._states = getattr(self.env.observation_space(self.params), "n", None)
-        self._hidden = [int(number) for number in filter(None, c.hide.split(","))]
         jax.eval_shape(self.reset, jax.random.key(0))  # checks --hide before anything is compiled
 
     def _seen(self, observations) -> jax.Array:

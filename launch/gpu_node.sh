@@ -11,16 +11,16 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=launch/setup_env.sh
 source "$root/launch/setup_env.sh"
 if [[ -n "${COORDINATOR-}${NUM_NODES-}${NODE_RANK-}" ]]; then
-  added=(--distributed --coordinator="${COORDINATOR:?set it to HOST:PORT of machine 0}"
-    --num_processes="${NUM_NODES:?set it to the number of machines}"
-    --process_id="${NODE_RANK:?set it to 0 on machine 0, 1 on the next, …}")
+  added=(--distributed --coordinator="${COORDINATOR:?set this variable to HOST:PORT of machine 0}"
+    --num_processes="${NUM_NODES:?set this variable to the number of machines}"
+    --process_id="${NODE_RANK:?set this variable to 0 on machine 0, 1 on the next, …}")
   set -- "${added[@]}" "$@"
   export TXL_ADDED="${added[*]}"
   txl_launched_by env "COORDINATOR=$COORDINATOR" "NUM_NODES=$NUM_NODES" "NODE_RANK=$NODE_RANK" "$0"
 fi
 txl_launched_by "$0"
 if [[ -z "${TXL_DRY_RUN-}" && -z "$(command -v nvidia-smi)" ]] || ! txl_run nvidia-smi -L; then
-  printf 'nvidia-smi finds no GPU on this machine; launch/local.sh also runs on a CPU\n' >&2
+  printf 'nvidia-smi finds no GPU on this machine; use launch/local.sh to run on a CPU\n' >&2
   exit 1
 fi
 TXL_EXTRAS="${TXL_EXTRAS-$(txl_cuda_extra)}"

@@ -69,8 +69,8 @@ txl_find_python() { # prints the path of a suitable Python, or fails and says wh
       *) report+="  $name: not found, or without venv"$'\n' ;;
     esac
   done
-  printf 'txl_jax needs Python 3.11 or newer with the venv module. Tried these:\n%s' "$report" >&2
-  printf 'Install one, or name one: PYTHON=/path/to/python %s\n' "$0" >&2
+  printf 'txl_jax needs Python 3.11 or newer with the venv module. These were tried:\n' >&2
+  printf '%sInstall such a Python, or name one: PYTHON=/path/to/python %s\n' "$report" "$0" >&2
   return 1
 }
 
@@ -83,7 +83,8 @@ txl_cuda_extra() { # prints the extra for this machine's driver and GPUs, or fai
     major="$((10#${driver%%.*}))"
     if ((major < 525)); then
       printf 'the NVIDIA driver %s is too old: CUDA 12 needs 525 or later. ' "$driver" >&2
-      printf 'Update it, or use the CPU: TXL_EXTRAS= JAX_PLATFORMS=cpu launch/local.sh\n' >&2
+      printf 'Update the driver, or use the CPU: ' >&2
+      printf 'TXL_EXTRAS= JAX_PLATFORMS=cpu launch/local.sh\n' >&2
       return 1
     fi
     if ((major < 580)); then newest=12; fi
@@ -92,7 +93,8 @@ txl_cuda_extra() { # prints the extra for this machine's driver and GPUs, or fai
       ((10 * BASH_REMATCH[1] + BASH_REMATCH[2] < 75)); then newest=12; fi
   done <<<"$answer"
   if [[ -z "${major-}" ]]; then
-    printf 'nvidia-smi names no driver version, so cuda12 is used, for drivers from 525 on\n' >&2
+    printf 'nvidia-smi names no driver version, so cuda12 is used, for driver 525 or later; ' >&2
+    printf 'set TXL_EXTRAS=cuda13 for driver 580 or later\n' >&2
     newest=12
   fi
   printf 'cuda%s\n' "$newest"
@@ -135,8 +137,8 @@ txl_use_env() { # txl_use_env ROOT: sets $TXL_PYTHON; fails if no environment wa
   if [[ -z "$lacks" ]]; then return; fi
   printf '%s has no txl_jax%s of the current version, and a job installs nothing. ' \
     "$TXL_VENV" "${wanted:+[$wanted]}" >&2
-  printf 'Where there is internet, such as on the login node: TXL_EXTRAS=%s launch/install.sh\n' \
-    "$(txl_quote "$wanted")" >&2
+  printf 'Install it where there is internet, such as on the login node: ' >&2
+  printf 'TXL_EXTRAS=%s launch/install.sh\n' "$(txl_quote "$wanted")" >&2
   return 1
 }
 
@@ -148,7 +150,10 @@ txl_setup_env() { # txl_setup_env ROOT [EXTRA...]: makes the environment; sets $
   fi
   extras="$(tr -s '[:space:],' '[\n*]' <<<"$* ${TXL_EXTRAS-}" | sed '/^$/d' | sort -u | paste -sd, -)"
   case ",$extras," in
-    *,cuda12,cuda13,*) printf 'TXL_EXTRAS=%s: give cuda12 or cuda13\n' "$extras" >&2 && return 1 ;;
+    *,cuda12,cuda13,*)
+      printf 'TXL_EXTRAS=%s: give cuda12 or cuda13, not both\n' "$extras" >&2
+      return 1
+      ;;
     *,cuda12,*) drop=cuda13 ;;
     *,cuda13,*) drop=cuda12 ;;
     *) drop="" ;;

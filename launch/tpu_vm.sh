@@ -20,23 +20,25 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=launch/setup_env.sh
 source "$root/launch/setup_env.sh"
 usage='create, setup, run, resume, stop or delete'
-command="${1:?what to do: $usage}"
+command="${1:?a command is missing; give $usage}"
 shift
-: "${TPU_NAME:?set it to the name of the TPU}" "${ZONE:?set it to the zone of the TPU}"
+: "${TPU_NAME:?set this variable to the name of the TPU}"
+: "${ZONE:?set this variable to the zone of the TPU}"
 if [[ "$command" == create || "$command" == resume ]]; then
-  : "${ACCELERATOR_TYPE:?set it to the kind and size of the TPU, such as v5litepod-16}"
-  : "${RUNTIME_VERSION:?set it to the software of the TPU, such as v2-alpha-tpuv5-lite}"
+  : "${ACCELERATOR_TYPE:?set this variable to the kind and size of the TPU, such as v5litepod-16}"
+  : "${RUNTIME_VERSION:?set this variable to the software of the TPU, such as v2-alpha-tpuv5-lite}"
 fi
 if [[ "$command" == run || "$command" == resume ]] &&
   [[ " $*" != *" --workdir=/"* && " $*" != *" --workdir=gs://"* ]]; then
-  printf -- 'give --workdir=gs://BUCKET/… or --workdir=/…: storage that outlives the TPU\n' >&2
+  printf 'the workdir must outlive the TPU; ' >&2
+  printf 'give --workdir=gs://BUCKET/… or --workdir=/MOUNTED/…\n' >&2
   exit 2
 fi
 slices=""
 if [[ -n "${MEGASCALE_NUM_SLICES-}${MEGASCALE_SLICE_ID-}${MEGASCALE_COORDINATOR_ADDRESS-}" ]]; then
-  : "${MEGASCALE_NUM_SLICES:?set it to the number of slices}"
-  : "${MEGASCALE_SLICE_ID:?set it to 0 for the first slice, 1 for the next, …}"
-  : "${MEGASCALE_COORDINATOR_ADDRESS:?set it to the address of worker 0 of slice 0}"
+  : "${MEGASCALE_NUM_SLICES:?set this variable to the number of slices}"
+  : "${MEGASCALE_SLICE_ID:?set this variable to 0 for the first slice, 1 for the next, …}"
+  : "${MEGASCALE_COORDINATOR_ADDRESS:?set this variable to the address of worker 0 of slice 0}"
   for name in NUM_SLICES SLICE_ID COORDINATOR_ADDRESS; do
     variable="MEGASCALE_$name"
     slices+=" $(txl_quote "$variable=${!variable}")"
@@ -93,5 +95,5 @@ case "$command" in
     ;;
   stop) on_all "pkill -TERM -f '[t]xl_jax.main'" ;;
   delete) tpu delete --quiet ;;
-  *) printf '%s: no such command; %s\n' "$command" "$usage" >&2 && exit 2 ;;
+  *) printf '%s: no such command; give %s\n' "$command" "$usage" >&2 && exit 2 ;;
 esac

@@ -44,7 +44,9 @@ from txl_jax.progress import waiting_for
 from txl_jax.training.events import Logger
 from txl_jax.training.run import Stopped, score_own_text, train_and_evaluate
 
-_COMMAND = "only the command uses it; give the text as the first argument, and use the result"
+_COMMAND = (
+    "only the command uses this setting; give the text as the first argument, and use the result"
+)
 """The reason why settings that name files are no arguments of the methods."""
 
 

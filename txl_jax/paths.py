@@ -182,6 +182,6 @@ def _check_bucket(bucket: str) -> None:
         missing = isinstance(error, FileNotFoundError)
         reason = "there is no such bucket" if missing else one_line(error)
         raise StorageError(
-            f"{BUCKETS}{bucket}: cannot be listed ({reason}); check its name, and the account:"
-            " gcloud auth application-default login"
+            f"{BUCKETS}{bucket}: cannot be listed ({reason}); check the name of the bucket,"
+            " and sign in with  gcloud auth application-default login"
         ) from error

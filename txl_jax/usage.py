@@ -22,12 +22,12 @@ from txl_jax.messages import nearest_or_all, truncate
 
 MODES = {
     "train": "trains a model, evaluates it and continues a prompt; goes on where a run stopped",
-    "evaluate": "scores a split of a text under a protocol, with other weights and baselines",
+    "evaluate": "scores a split of a text, also with averaged weights and by simple baselines",
     "generate": "continues one prompt or many",
     "score": "scores each line and token of any text",
     "export": "writes programs that run the model with jax alone, without txl_jax",
     "interactive": "continues what you type, with a memory of the conversation",
-    "compile": "compiles a run's programs, also for TPUs and GPUs that are absent; what they need",
+    "compile": "compiles a run's programs, also for absent TPUs and GPUs; shows the memory of each",
     **{mode: row.about for mode, row in ANALYSES.items()},
     "settings": "lists settings whose names begin with a word, for example train.",
 }
@@ -48,14 +48,14 @@ _FLAGS = {
     "--workdir=DIR": "the folder of the run (default: runs/NAME)",
     "--mode=MODE": "what to do (default: train)",
     "--step=STEP": "the checkpoint: best, latest or a number",
-    "--topology=DEVICES": "with --mode=compile: the devices, as v5e:4x4 or h200:1x1x8",
+    "--topology=DEVICES": "with --mode=compile: the devices, such as v5e:4x4 or h200:1x1x8",
     "--completion=SHELL": "prints completions for bash, zsh, fish, tcsh or powershell",
     "--version": "prints the version",
     "--distributed": "joins the other processes of Slurm, Open MPI, a TPU pod or GKE",
     "--coordinator=HOST:PORT": "joins processes that were started by hand; process 0 listens there",
     "--num_processes=N": "with --coordinator: the number of processes",
     "--process_id=I": "with --coordinator: the number of this process, from 0",
-    "--heartbeat_seconds=S": "silence after which a process counts as dead (default: 60)",
+    "--heartbeat_seconds=S": "seconds after which a silent process counts as dead (default: 60)",
 }
 
 _NEEDS = {

@@ -365,7 +365,9 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, run):
     ):
         write(tmp_path)
     (tmp_path / "sweep.csv").write_text("")
-    with pytest.raises(WorkdirError, match=r"its sweep.csv lists the runs of a sweep"):
+    with pytest.raises(WorkdirError, match=r"sweep.csv in this folder lists the runs of a sweep"):
         write(tmp_path)
-    with pytest.raises(WorkdirError, match=r"nope: this folder has no config.json; name the"):
+    with pytest.raises(
+        WorkdirError, match=r"report.workdirs: .*nope: has no config.json; name a run"
+    ):
         write(run, **{"report.workdirs": str(tmp_path / "nope")})

@@ -239,10 +239,15 @@ WRONG = [
     (TypeError, r"score\(\) .* 'seq_len'; the nearest is 'seg_len'$", "score", {"seq_len": 3}),
     (ConfigError, r"generate.top_k = -1: must be at least 0", "generate", {"top_k": -1}),
     (ConfigError, r"generate.length = 0: no token is generated", "generate", {"length": 0}),
-    (ConfigError, r"no argument 'json': only the command uses it", "generate", {"json": "x"}),
     (
         ConfigError,
-        r"'path': only the command uses it",
+        r"no argument 'json': only the command uses this setting",
+        "generate",
+        {"json": "x"},
+    ),
+    (
+        ConfigError,
+        r"'path': only the command uses this setting",
         "score",
         {"text": "a", "path": "x"},
     ),
@@ -491,7 +496,10 @@ def test_evaluate_tells_of_a_longer_memory_as_the_command_does(trained, capsys, 
     asked = override(trained.config, {"evaluate.mem_len": mem_len})
     note = longer_memory(asked, trained.config)
     assert shown == (f"{note}\n" if note else "")
-    assert (f"note: memory {mem_len} is longer than 32, the longest of this run" in shown) == told
+    start = (
+        f"note: evaluate.mem_len = {mem_len} is longer than 32, the longest memory in the settings"
+    )
+    assert shown.startswith(start) == told
 
 
 class Cell(io.StringIO):

@@ -20,7 +20,8 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation import any_text
 from txl_jax.model.transformer_xl import TransformerXL
 
-NO_BITS = "note: no bits per byte, because the tokens do not determine the bytes of the text"
+WHY = "the tokens do not determine the bytes of the text"
+NO_BITS = f"note: bits per byte cannot be computed, because {WHY}"
 
 FORMS: dict[str, dict] = {
     "relative": {},

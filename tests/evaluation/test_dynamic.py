@@ -226,7 +226,7 @@ def test_a_warm_start_fills_memory_and_teaches_nothing(dynamic):
 
 
 def test_the_pull_leads_back_to_the_trained_values_and_never_past_them():
-    """With a gradient of 0, decay * root = 1/3 moves a third of the way, 1 and more all of it."""
+    """With gradient 0, decay * root = 1/3 moves a third of the way, 1 or more moves all the way."""
     trained, root = {"w": np.zeros(4, np.float32)}, {"w": np.array([0, 1, 3, 30], np.float32)}
     state = Learner({"w": np.full(4, 6, np.float32)}, trained, root)
     after = update(state, trained, DynamicConfig(rule="rms", decay=1 / 3))

@@ -293,7 +293,7 @@ def test_pieces_of_text_are_whole_characters(monkeypatch):
 
 
 def test_a_stop_text_ends_a_row_and_is_not_shown_even_in_parts(monkeypatch):
-    """Each row ends by itself; text that may begin a stop text is held back until it is decided."""
+    """Each row ends by itself; text that may begin a stop text is held back until this is known."""
     vocab = Vocab.from_chars(["abxy"])
     ids = lambda *rows: [vocab.encode(row).tolist() for row in rows]
     script = [ids("axb", "abx"), ids("axy", "xax"), ids("bab", "bab"), ids("xyx", "aaa")]

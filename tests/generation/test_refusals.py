@@ -119,7 +119,7 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(chars, tmp_path, refuse
         nowhere, latin = tmp_path / "nowhere.txt", tmp_path / "latin.txt"
         assert refused(*generating(chars, **{key: nowhere})) == (
             f"config key generate.{key} = '{nowhere}': No such file or directory; name a text"
-            " file that exists"
+            " file that can be read"
         )
         latin.write_bytes(b"abc caf\xe9\n")
         not_utf8 = "is not UTF-8 text (byte 7 is 0xe9); save it as UTF-8"

@@ -111,7 +111,7 @@ def test_a_cut_command_is_told_from_one_that_is_too_slow_and_from_one_that_fails
 
 @pytest.mark.slow
 def test_correctness_of_which_a_test_is_skipped_is_no_pass(tmp_path):
-    """Without a GPU GPU tests are skipped; stub tests pass, are skipped, fail, or are missing."""
+    """Without a GPU, GPU tests are skipped; stub tests pass, are skipped, fail, or are missing."""
     (command,) = (words for name, words, _ in gpu_pass.commands(None) if name == "parity")
     said = gpu_pass.run(tmp_path, "parity", command, 300, 300, smoke=True)
     assert re.fullmatch(r"(\d+) of \1 tests skipped: not a pass", said or "")

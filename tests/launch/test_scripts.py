@@ -318,7 +318,7 @@ def test_one_environment_never_has_two_versions_of_cuda(project):
     assert gone == [[f"jax-cuda{n}-plugin", f"jax-cuda{n}-pjrt"] for n in (13, 12, 13)]
     done, _ = project(TXL_EXTRAS="cuda12,cuda13")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "give cuda12 or cuda13" in done.stderr
+    assert "give cuda12 or cuda13, not both" in done.stderr
 
 
 TELLS_PLATFORMS = FAKE_PYTHON.replace('*) echo "$PWD: ${@:2}"', '*) echo "${JAX_PLATFORMS-unset}"')
@@ -367,7 +367,7 @@ def test_no_python_that_will_do_is_an_error_that_names_what_was_found(project):
     done, installs = project(FAKE_VERSION="3.10")
     assert (done.returncode, done.stdout, installs) == (1, "", [])
     assert done.stderr.splitlines()[:2] == [
-        "txl_jax needs Python 3.11 or newer with the venv module. Tried these:",
+        "txl_jax needs Python 3.11 or newer with the venv module. These were tried:",
         "  python3: 3.10",
     ]
     assert "  python3.11: not found, or without venv\n" in done.stderr

@@ -205,14 +205,15 @@ PLUGIN_13, PLUGIN_12 = ("jax-cuda13-plugin", "0.10.2"), ("jax-cuda12-plugin", "0
             ("550.54.14", "9.0"),
             [PLUGIN_13],
             "plugin jax-cuda13-plugin 0.10.2, jax 0.10.2",
-            "pip uninstall jax-cuda13-plugin jax-cuda13-pjrt, then pip install 'txl_jax[cuda12]'",
+            "only cuda12 fits this driver and GPU: run pip uninstall jax-cuda13-plugin"
+            " jax-cuda13-pjrt, then pip install 'txl_jax[cuda12]'",
         ),
         (
             GPU,
             ("580.95.05", "9.0"),
             [PLUGIN_12, PLUGIN_13],
             "jax-cuda13-plugin 0.10.2, jax-cuda12-plugin 0.10.2",
-            "pip uninstall jax-cuda12-plugin jax-cuda12-pjrt",
+            "JAX takes one CUDA plugin: run pip uninstall jax-cuda12-plugin jax-cuda12-pjrt",
         ),
         (
             GPU,

@@ -5,7 +5,7 @@
        └────── memory before any step ◀── StateBuffer.memory ◀───────────────────────┘
 
 A training window runs ``core`` from the memory before its first step. It then gives the outputs
-that the actor gave, to rounding. This needs a config with a ``same_length`` window.
+that the actor gave, up to rounding. This needs a config with a ``same_length`` window.
 
 A program that keeps a carry of its own takes :class:`SequenceModel` in place of these two.
 

@@ -28,7 +28,7 @@ def check_for_agents(c: TransformerXLConfig) -> None:
         raise ConfigError(
             "model.same_length = False: acting and learning would differ, because acting sees"
             " mem_len earlier steps and the last step of a training window sees more; use 'tf'"
-            " (each step sees mem_len earlier ones) or 'pytorch' (one less)"
+            " (each step sees mem_len earlier ones) or 'pytorch' (one fewer)"
         )
 
 

@@ -18,7 +18,7 @@ Carry = tuple[tuple[jax.Array, ...], jax.Array]
 class SequenceModel(nn.Module):
     """Transformer-XL that maps a carry to the next: over a step in acting, a window in learning.
 
-    Both give the same outputs to rounding. The carry is the memory: hidden states [B,M,D] of each
+    Both outputs are equal up to rounding. The carry is the memory: hidden states [B,M,D] of each
     layer in the compute dtype, and the number of real ones, int32 [B]. A program may store it, and
     shuffle, select or reset its rows. The parameters are those of ``core``. In memorax, this module
     is the ``torso`` of a network.

@@ -210,8 +210,8 @@ def _read_recorded(member: Member, c: ContextConfig) -> Losses:
     missing = [n for n in c.lengths if n not in losses.contexts]
     if missing:
         raise AnalysisError(
-            f"{member.path}: has no losses at contexts {missing}, only at {list(losses.contexts)}."
-            " Set recl.first, recl.delta and recl.longest to lengths that all models have"
+            f"{member.path}: has no losses at contexts {missing}, only at {list(losses.contexts)};"
+            " set recl.first, recl.delta and recl.longest to lengths that all models have"
         )
     rows = [losses.contexts.index(n) for n in c.lengths]
     return Losses(member.name, c.lengths, losses.nll[rows], losses.targets)

@@ -109,7 +109,7 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
         name = argument("config.report.workdirs", "RUN,RUN")
         fix = f"give the runs to compare: {name}"
         if path(workdir, "sweep.csv").exists():
-            fix = f"its sweep.csv lists the runs of a sweep; {fix}"
+            fix = f"sweep.csv in this folder lists the runs of a sweep; {fix}"
         raise WorkdirError(f"{argument('workdir', workdir)}: this folder has no {CONFIG}; {fix}")
     register_outputs(workdir, "report")
     runs = with_distinct_folders(runs)
@@ -144,7 +144,7 @@ def read_run(workdir: str) -> RunRecord:
     """Reads the record of a run. Raises WorkdirError if the folder is not the workdir of a run."""
     of = lambda name: os.path.join(workdir, name)
     if not path(of(CONFIG)).exists():
-        raise WorkdirError(f"{workdir}: this folder has no {CONFIG}; name the workdir of a run")
+        raise WorkdirError(f"config key report.workdirs: {workdir}: has no {CONFIG}; name a run")
     metrics = _read_lines(of("metrics.jsonl"), records.is_record)
     evaluations = _read_lines(of("evaluations.jsonl"), is_evaluation)
     sample = of("sample.txt")

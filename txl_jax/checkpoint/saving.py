@@ -75,7 +75,7 @@ def push(trained: TrainedModel, repository: str, private: bool = True) -> str:
     """Uploads a model to the Hub as ``owner/name``; returns its address. Needs ``txl_jax[hub]``.
 
     The account is that of ``hf auth login`` or ``HF_TOKEN``. Raises WorkdirError if ``repository``
-    is no text, the package is missing, or the upload fails.
+    is no text, ``huggingface_hub`` is missing, or the upload fails.
 
     Example:
       >>> import txl_jax

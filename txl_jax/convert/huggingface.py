@@ -100,7 +100,7 @@ def params_to_huggingface(params: Any, cfg: TransformerXLConfig) -> dict[str, np
 
 
 def table(c: TransformerXLConfig) -> list[Entry]:
-    """Lists the parameters in the state: the authors' table, changed as this library differs."""
+    """Lists the parameters in the state: the authors' table, with this library's changes."""
     entries = []
     for entry in pytorch_table(c, "kimiyoung"):
         path = next(iter(entry.places))

@@ -87,7 +87,7 @@ class ShuffledSentences(InOrder):
     def _draw_order(self, epoch: int, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Draws the order of a row's shards; also returns where each shard begins and ends.
 
-        The begin is a position in the row's text, the end one in the order of the epoch.
+        A begin is a position in the row's text, an end is a position in the order of the epoch.
         """
         edges = self._sentences.edges(self._edges[row])
         order = self._rng(epoch, row, 0).permutation(len(edges) - 1)

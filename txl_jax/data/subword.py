@@ -5,7 +5,7 @@ UTF-8 (Radford et al. 2019). The first symbols are the 256 bytes, so every text 
 Training repeatedly merges the most frequent pair of neighbouring symbols into a new symbol.
 
 A text is cut after each line end, and after 65,536 characters without a line end, to bound memory.
-A token never crosses a cut. :meth:`Vocab.decode` works without the package.
+A token never crosses a cut. :meth:`Vocab.decode` works without ``tokenizers``.
 """
 
 import json
@@ -51,7 +51,7 @@ class SubwordCodec(TokenizerCodec):
         self._bytes = [symbol_to_bytes(symbol) for symbol in symbols]
 
     def decode(self, ids):
-        """Returns the text; works without the package."""
+        """Returns the text; works without ``tokenizers``."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids):

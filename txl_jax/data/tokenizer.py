@@ -41,11 +41,11 @@ class TokenizerCodec(Codec):
         self._json = tokenizer
 
     def encode_blocks(self, blocks, where, end_last_line):
-        """Raises DataError if the package is missing or cannot read this tokenizer."""
+        """Raises DataError if ``tokenizers`` is missing or cannot read this tokenizer."""
         for lines in whole_lines(blocks, where):
             try:
                 encoded = self._tokenizer.encode_batch_fast(lines, add_special_tokens=False)
-            except Exception as error:  # the package raises this very type
+            except Exception as error:  # tokenizers raises Exception itself
                 fault = f"the tokenizer cannot encode this text ({error})"
                 raise DataError(f"{where}: {fault}") from error
             yield np.fromiter(itertools.chain.from_iterable(e.ids for e in encoded), self.dtype)
@@ -60,11 +60,11 @@ class TokenizerCodec(Codec):
 
 
 def load_tokenizer(stored: Mapping[str, Any], where: str) -> Any:
-    """Returns the tokenizer of a JSON object; raises DataError if the package cannot read it."""
+    """Returns the tokenizer of a JSON object; raises DataError if ``tokenizers`` refuses it."""
     library = import_tokenizers()
     try:
         tokenizer = library.Tokenizer.from_str(json.dumps(stored))
-    except Exception as error:  # the package raises this very type
+    except Exception as error:  # tokenizers raises Exception itself
         raise DataError(f"the tokenizer of {where} cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()

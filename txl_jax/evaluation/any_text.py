@@ -320,7 +320,7 @@ def text_score(
             per_byte = total / math.log(2) / len(raw)
         else:
             why = "the tokens do not determine the bytes of the text"
-            notes.append(f"no bits per byte, because {why}")
+            notes.append(f"bits per byte cannot be computed, because {why}")
     readable_symbols = lambda row: tuple(readable(vocab.kind, vocab.symbols[i]) for i in row)
     notes += [f"computed in {computed_in}"] if computed_in else []
     rows = zip(lines, ids, losses, strict=True)
@@ -338,7 +338,7 @@ def _text(path: str, any_bytes: bool, binary: bool) -> str:
             raise ValueError(f"is {kind}, not text in UTF-8; name a text file")
         return text
     except (OSError, ValueError) as error:
-        advice = "; name a text file that exists"
+        advice = "; name a text file that can be read"
         reason = f"{error.strerror}{advice}" if isinstance(error, OSError) else error
         raise ConfigError(f"config key score.path = {shown_path(path)!r}: {reason}") from error
 

@@ -69,7 +69,7 @@ class EvaluationBatches:
         return jax.tree.map(shape, batch)
 
     def episodes(self) -> tuple[bool, ...]:
-        """Tells of each program whether memory is reset within a segment: by warm-up, documents."""
+        """Tells of each program whether its segments reset memory, by warm-up or documents."""
         of_scored = self.shapes().reset.ndim == 2
         return (True, False) if self.warm_up and not of_scored else (of_scored,)
 
@@ -163,7 +163,7 @@ class Evaluator:
     ) -> Score | None:
         """Scores ``params`` without changing them. Returns ``None`` if ``stop()`` became true.
 
-        ``progress(done, total)`` is called after each segment, including segments for statistics.
+        ``progress(done, total)`` is called after each segment, except those of a warm start.
         """
         self.check_attention()
         start = time.perf_counter()
@@ -248,7 +248,7 @@ class Evaluator:
         return jax.tree.map(place, mems, _memory_shardings(self._shardings, mems))
 
     def _sums(self, params: Params) -> Generator[tuple[Any, Any], None, None]:
-        """Dispatches segments. Yields the loss sum and the number of scored targets of each one."""
+        """Dispatches segments. Yields the loss sum and number of scored targets of each segment."""
         learner, empty = Learner(params), memory_shardings(self._shardings)
         mems: Any = placed(self._init_mems(), empty)
         if self._training:

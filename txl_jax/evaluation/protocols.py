@@ -103,7 +103,7 @@ def _limit(protocol: ProtocolConfig) -> list[str]:
 
 
 def compared_protocols(protocol: ProtocolConfig) -> list[tuple[str, ProtocolConfig]]:
-    """Returns names and protocols: as given, not dynamic, and without memory and context.
+    """Returns names and protocols: as given, without learning, and without memory and context.
 
     Protocols that are equal to an earlier one are left out.
     """

@@ -21,7 +21,7 @@ HELP = """\
 text            continue the text
 :more           continue the last continuation
 :score text     print the probability of each token of the text
-:set KEY VALUE  change a setting of generation, as  :set temperature 0.7
+:set KEY VALUE  change a setting of generation, such as  :set temperature 0.7
 :settings       print all settings
 :quit           end (also Ctrl-D); Ctrl-C stops a continuation
 Put a space before a text that begins with a colon.
@@ -92,7 +92,7 @@ class Session:
     def _set(self, rest: str) -> None:
         key, _, value = rest.partition(" ")
         if not key or not value:
-            raise ValueError(":set needs a setting and a value, as  :set temperature 0.7")
+            raise ValueError(":set needs a setting and a value, such as  :set temperature 0.7")
         exp = override(self._trained.config, {f"generate.{key}": value})
         self._trained = dataclasses.replace(self._trained, config=exp)
 

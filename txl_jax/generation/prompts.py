@@ -100,7 +100,8 @@ def _read_text(key: str, path: str) -> str:
             with opened_path(path).open("rb") as file:
                 content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{where}: {error.strerror}; name a text file that exists") from error
+        fix = "name a text file that can be read"
+        raise ConfigError(f"{where}: {error.strerror}; {fix}") from error
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{where}: has more than {MAX_BYTES:,} bytes; name a shorter file")
     try:

@@ -145,7 +145,7 @@ class FeedForward(nn.Module):
 
 
 def feed_forward_flops(c: TransformerXLConfig) -> float:
-    """Returns a token's operations in a layer without attention: 4 D F, and 24 D D for gates."""
+    """Returns a token's operations in a layer besides attention: 4 D F, and 24 D D for gates."""
     return 4.0 * c.d_model * c.d_inner + (24.0 * c.d_model**2 if c.gate else 0.0)
 
 

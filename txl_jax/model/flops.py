@@ -48,7 +48,7 @@ def vocabulary_flops(c: TransformerXLConfig, p: Sizes, rows: int, sampled: bool 
     ``sample_softmax`` compares with fewer words.
     """
     scored, positions = rows * p.seg_len, rows * (p.context_len + p.seg_len)
-    if sampled and c.sample_softmax:  # one table of width D: the drawn words, and the target
+    if sampled and c.sample_softmax:  # one table of width D: 2n drawn words, and the target
         return 2.0 * scored * (2 * c.sample_softmax + 1) * c.d_model
     total = score_flops(c, p, rows)
     for i, part in enumerate(clusters(c)):

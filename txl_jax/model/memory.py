@@ -145,7 +145,7 @@ def memory_shardings(shardings: Shardings) -> Memory:
 
 
 def cache_shardings(shardings: Shardings, abstract: Cache) -> Cache:
-    """Returns the shardings of a cache of given shapes: heads over ``tensor``, streams by rows."""
+    """Returns the shardings of a cache like ``abstract``: heads over ``tensor``, rows over ROWS."""
     heads = lambda *axes: lambda leaf: shardings.sharded(("tensor", *axes), leaf.shape)
     everywhere: Any = shardings.replicated()
     slots = lambda x: x and Slots(jax.tree.map(heads(ROWS), x.layers), everywhere)
@@ -252,8 +252,8 @@ def _written(
     """Returns slots [.,.,R,.] in which states [.,.,T,.] replace those from ``start`` on.
 
     On a CPU, numbers of 16 bits are moved as integers, since XLA would otherwise convert all slots
-    to float32. If ``turned``, it is their transpose that is overwritten there, because a loop keeps
-    the transpose (wide_products.py). In all other cases slots are overwritten in place.
+    to float32. If ``turned``, the transpose of the slots is overwritten there, because a loop keeps
+    this transpose (wide_products.py). In all other cases slots are overwritten in place.
     """
     write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start)
     if slots.dtype.itemsize != 2 or platform_of(mesh) != "cpu":

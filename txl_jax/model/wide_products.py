@@ -41,7 +41,7 @@ def reading_rows() -> Iterator[None]:
     """Makes products of a single row, in a loop on a CPU, read the other factor at full speed.
 
     The loop should keep the other factor as :func:`to_bits` returns it, but transposed if it has
-    batch axes and its rows are multiplied. Not for ``jax.vmap``, where rows share that factor.
+    batch axes and its rows are multiplied. It is not for ``jax.vmap``, where rows share it.
     """
     token = _READING.set(True)
     try:
@@ -81,7 +81,7 @@ def _columns(x: jax.Array, y: jax.Array) -> jax.Array:
 def to_bits(tree: Any) -> Any:
     """Returns a tree whose bfloat16 arrays are replaced by their bits, uint16.
 
-    A loop under :func:`reading_rows` keeps the bits, since XLA would copy bfloat16 arrays.
+    In a loop under :func:`reading_rows` arrays stay bits, since XLA would copy bfloat16 arrays.
     """
     bits = lambda x: jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
     return jax.tree.map(bits, tree)

@@ -151,7 +151,10 @@ def _gpu_fix(driver: str | None, extra: str | None, plugins: dict[str, str]) -> 
     ]
     if wrong:
         names = " ".join(f"jax-{name}-plugin jax-{name}-pjrt" for name in wrong)
-        return f"only {extra} fits this driver and GPU: pip uninstall {names}, then {install}"
+        why = "JAX takes one CUDA plugin"
+        if driver and max(wrong) > extra:
+            why = f"only {extra} fits this driver and GPU"
+        return f"{why}: run pip uninstall {names}, then {install}"
     (name, version), *_ = plugins.items()
     if version != jax.__version__:
         same = f"pip install 'jax[{name}]=={jax.__version__}'"

@@ -190,14 +190,14 @@ def _mesh(
         )
     repeated = count // used if _many_processes(devices) else 1
     used *= repeated
-    # XLA gives GPUs of other hosts other slices, too, but they share more than rows.
+    # XLA numbers the GPUs of each host as a slice too, but they may divide more than rows.
     slice_of = lambda d: getattr(d, "slice_index", 0) if d.platform == "tpu" else 0
     slices = len({slice_of(d) for d in devices[:used]})
     sharing = math.gcd(data, slices)  # the slices that share the rows
     if repeated % (slices // sharing):
         raise ConfigError(
-            f"config key mesh = {axes}: the {slices} TPU slices divide only rows, so mesh.data must"
-            f" be a multiple of {slices}"
+            f"config key mesh = {axes}: only mesh.data divides work among the {slices} TPU slices,"
+            f" so mesh.data must be a multiple of {slices}"
         )
     sizes = {COPIES: (slices // sharing, repeated), "data": (sharing, data)}
     sizes |= {"fsdp": (1, c.fsdp), "tensor": (1, c.tensor)}

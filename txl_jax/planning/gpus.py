@@ -25,12 +25,12 @@ class Gpu:
     name: str
     capability: str
     processors: int
-    units: int  # for float32, of each processor
+    units: int  # units for float32 of each processor
     clock: float  # GHz
     memory: int  # bytes
-    bandwidth: float  # bytes per second to and from it
+    bandwidth: float  # bytes per second to and from the memory
     cache: int  # bytes
-    threads: int  # of each processor
+    threads: int  # threads of each processor
     shared: int  # bytes of shared memory of each processor
     links: int = 0  # of NVLink
 

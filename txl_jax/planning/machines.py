@@ -12,7 +12,7 @@ class Chip:
 
     name: str
     memory: int  # bytes that a program may use
-    flops: float  # dense bfloat16 (float16 where it has none), per second
+    flops: float  # operations per second in dense bfloat16, or float16 without it
     bandwidth: float  # bytes per second to and from its memory
     link: float  # bytes per second out of the chip, all links together
     accelerator: str = ""  # the name under which Google rents slices; GPUs have none

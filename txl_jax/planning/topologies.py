@@ -15,7 +15,7 @@ _SMALL = {
     2: ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
     3: ("2x2x1", "2x2x2", "2x2x4", "2x4x4"),
 }
-"""Slices in chips, by the number of sides: all of a TPU v5e or v6e; of a v4 or v5p the small."""
+"""Slices in chips, by the number of sides: all of a v5e or v6e, only small ones of a v4 or v5p."""
 _TPUS = [kind for kind, chip in CHIPS.items() if chip.accelerator]
 
 

@@ -43,7 +43,7 @@ class Console:
         self._total_steps, self._unit, self._silent = total, unit, silent
         self._label = f"{label}  " if label else ""
         self._windows = collections.deque[_Window](maxlen=_WINDOWS)
-        self._start = self._last = self._done = _Window(0.0, step, 0)  # last: where a window ended
+        self._start = self._last = self._done = _Window(0.0, step, 0)  # _last: end of a window
         self._bar, self._stream = None, stderr()
         self._last_line = 0.0  # training seconds
         if progress is None:

@@ -62,8 +62,8 @@ def soft_targets(
             if same and [words, text] == [c.words, corpus.source_hash]:
                 return SoftTargets(file["words"], file["probabilities"])
     if isinstance(corpus.train, Pieces):
-        why = "the text has separate documents or sentences, and teachers need one text"
-        raise ConfigError(f"config key distil.teachers: {why}; leave the key out")
+        why = "teachers need a continuous text, but this text has separate documents or sentences"
+        raise ConfigError(f"config key distil.teachers: {why}; leave this key out")
     models = [_load_teacher(folder, exp, corpus) for folder in c.teachers]
     message(f"reading the training text with {len(models)} teacher(s)")
     soft = teacher_probabilities(models, np.asarray(corpus.train), exp, stop)

@@ -110,8 +110,9 @@ class TensorBoardEvents(Logger):
             from tensorboardX.proto import event_pb2, summary_pb2, tensor_pb2
             from tensorboardX.record_writer import RecordWriter
         except ModuleNotFoundError:
-            what = "no TensorBoard files are written; metrics.jsonl has the same numbers"
-            say(f"warning: tensorboardX is not installed, so {what}")
+            what = "tensorboardX is not installed, so no TensorBoard files are written"
+            fix = "run pip install tensorboardX, or read the same numbers in metrics.jsonl"
+            say(f"warning: {what}; {fix}")
             return
 
         self._proto, self._summary = event_pb2, summary_pb2.Summary
@@ -203,8 +204,8 @@ class WandbRun(Logger):
             )
         except self._wandb.errors.Error as error:
             raise ConfigError(
-                f"config key train.wandb = {self._project!r}: no run can be started: {error}; run"
-                " wandb login, or set WANDB_MODE=offline"
+                f"config key train.wandb = {self._project!r}: Weights & Biases cannot start a run:"
+                f" {error}; run wandb login, or set WANDB_MODE=offline"
             ) from error
         self._run.config.update(config, allow_val_change=True)
         self._run.define_metric("*", step_metric="step")

@@ -163,7 +163,7 @@ def _write_record(workdir: str, record: dict[str, Any]) -> None:
     """Writes ``start.json``. Raises ConfigError if an existing one names other parameters."""
     file, key = os.path.join(workdir, RECORD), "parameters_sha256"
     if path(file).exists() and read_json(file).get(key) != record[key]:
-        rule = f"the parameters in this folder have changed since the run began ({file})"
+        rule = f"the parameters in this folder have changed since the run began, see {file}"
         raise _error(record["start_from"], f"{rule}; name another workdir")
     write_json(file, record)
 

@@ -244,8 +244,9 @@ def scale_by_lamb(b1: float, b2: float, eps: float) -> optax.GradientTransformat
 def _original_tensor(path: tuple[Any, ...]) -> str:
     """Returns the name of the tensor that holds a parameter in the authors' and NVIDIA's code.
 
-    In that code, a layer's queries, keys and values share one tensor. All layers share the position
-    tables and the content bias of ``shaw``. Stacked layers have one name, ``layers/...``.
+    In that code, one tensor has the queries, keys and values of a layer. The position tables of all
+    layers are one tensor too, and so are the content biases of ``shaw``. Stacked layers have one
+    name, ``layers/...``.
     """
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     shared = ("attention/u", "attention/distance", "attention/distance_bias", "positions")

@@ -195,9 +195,9 @@ def longer_memory(exp: ExperimentConfig, of_run: ExperimentConfig) -> str:
     if exp.evaluate.mem_len <= known:
         return ""
     return (
-        f"note: memory {exp.evaluate.mem_len:,} is longer than {known:,}, the longest of this run;"
-        f" the score may become worse, and {argument('mode', 'context')} shows the loss at every"
-        " length"
+        f"note: evaluate.mem_len = {exp.evaluate.mem_len} is longer than {known}, the longest"
+        " memory in the settings of this run; the score may become worse, and"
+        f" {argument('mode', 'context')} shows the loss at every length"
     )
 
 

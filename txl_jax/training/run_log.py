@@ -201,8 +201,8 @@ class RunLog:
             if not self._tolerate_errors:
                 raise
             self.message(
-                f"{error}; training continues: these records are written to metrics.jsonl later,"
-                " but other loggers lose them"
+                f"{error}; training continues: metrics.jsonl gets all records as soon as it can be"
+                " written, but other loggers may lose the record of this step"
             )
 
     def close(self) -> None:

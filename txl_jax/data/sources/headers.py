@@ -105,7 +105,7 @@ def _seems_header(path: Path, fault: str, tokens: np.ndarray, offset: str = "BYT
 def check_no_header(path: Path, tokens: np.memmap) -> None:
     """Raises DataError if an id at the start of a raw file is so large that it seems a header's.
 
-    It does if it is twice the largest id after the start, or, in a long file, 5% above that id.
+    It seems so if it is over twice the largest id after the start, or in a long file 5% above it.
     """
     first = HEADER // tokens.itemsize
     start, rest = np.asarray(tokens[:first]), tokens[first:]

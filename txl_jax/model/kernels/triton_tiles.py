@@ -113,7 +113,7 @@ def line_of(seed, head, b, query):
 @triton.jit
 def kept(line, start, SK: tl.constexpr, DROPPED: tl.constexpr):
     """Tells of each weight whether dropout keeps it; four keys of a thread share a hash."""
-    column = tl.arange(0, SK)  # but the range SK .. 2*SK shows LLVM that they share it
+    column = tl.arange(0, SK)  # SK .. 2*SK below shows LLVM that four keys share a hash
     shared = (tl.arange(SK, 2 * SK) & ((SK - 1) & -10)).to(tl.uint32) * GOLDEN
     x = (line + tl.full((), start, tl.uint32) * GOLDEN)[:, None] + shared[None, :]
     x = (x ^ (x >> 16)) * FIRST
