@@ -2,8 +2,8 @@
 
     python -m benchmarks.measured_step --size=enwik8_24l [--set=train.batch_size=16] [--updates=4]
 
-An update is that of train_speed.py. After warm-up some are timed, and as many are traced by JAX's
-profiler. For each kernel, the trace has the seconds on the device, and the operation in XLA's
+An update is that of train_speed.py. After warm-up some updates are timed, and as many are traced by
+JAX's profiler. For each kernel, the trace has the seconds on the device, and the operation in XLA's
 program that the kernel belongs to. The parts are those of predicted_steps.py, whose table of the
 same recipe has the *predicted* figures. On a CPU only the whole update is timed.
 """

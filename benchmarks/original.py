@@ -90,7 +90,7 @@ def initialise(model: Any, std: float) -> None:
 
 
 def learning_rate(update: float, optimizer: Section, steps: int, warmup: int) -> float:
-    """Returns the learning rate of update number ``update``, counted from 1; may be a fraction.
+    """Returns the learning rate of update ``update``, counted from 1, which may be a fraction.
 
     It rises linearly up to ``warmup`` updates and then follows the schedule that is named, as in
     ``txl_jax/training/optimizer.py``: a cosine starts at the full rate with the first update

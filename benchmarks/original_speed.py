@@ -8,8 +8,8 @@ first line is a job, and each later line asks for one call of it; every answer i
 
 A call is n updates, n scored segments or n generated tokens. Training and evaluation read random
 tokens, and memory is carried. ``model.dtype`` bfloat16 is autocast. Adam, clipping, loss and memory
-are as in the authors' ``train.py`` and ``eval.py``. They have no loop of generation, so tokens are
-made one at a time from the hidden state that their forward pass gives.
+are as in the authors' ``train.py`` and ``eval.py``. Their code has no loop of generation, so tokens
+are made one at a time from the hidden state that its forward pass gives.
 """
 
 import argparse

@@ -218,7 +218,7 @@ def _cpu_model() -> str:
 
 
 def _cpu_stalled_seconds() -> float:
-    """Returns the seconds since boot in which a task waited for a core; 0 if Linux says none."""
+    """Returns the seconds since boot in which a task waited for a core; 0 if unknown."""
     file = pathlib.Path("/proc/pressure/cpu")
     if not file.is_file():
         return 0.0

@@ -2,8 +2,8 @@
 
     python -m benchmarks.start_up [--rounds=5] [--text=FILE] [--out=FILE.json]
 
-Every command is a process of its own. Those that train run a recipe's ``smoke`` variant; the 24
-layers have the widths of ``enwik8_24l:smoke``, are scanned, and read ``--text``.
+Every command is a process of its own. Two commands train: ``quickstart:smoke``, and a
+model of 24 scanned layers with the widths of ``enwik8_24l:smoke``, which reads ``--text``.
 Two times are taken: until the command prints that the step is compiled, and until it prints the
 losses of the first step. Then the process is ended. A run ``without`` cached programs starts with
 an empty folder of compiled programs, and a run ``with`` them has those of the run before it. The

@@ -5,7 +5,7 @@
 
 An update is that of the training loop: forward and backward pass, clipping, optimizer and carried
 memory, with the dropout of the size, on random tokens. A dispatch has as many updates as the size
-says (the sizes for a CPU ten; ``--set train.steps_per_dispatch=1``: one). The other programs make
+says (ten for CPU sizes; one with ``--set train.steps_per_dispatch=1``). The other programs make
 as many updates in a turn, one per call. Tokens a second come from median times; a ratio is the
 median of the ratios of the rounds. Model-FLOPs utilisation is the operations that the model needs
 (matrix products of three forward passes, by the formulas of txl_jax/model/flops.py, which count

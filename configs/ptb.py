@@ -7,9 +7,9 @@ data.path the archive is downloaded. 23.5M parameters: 12 layers of width 400, e
 projection of positions (the paper's attention). Memory is 80, and segment lengths are drawn around
 80; every stream begins each epoch at a random place (partial shuffling, Press 2019). Dropout of
 states has one mask for all positions of a row ("locked"), and the L2 term is added to the gradient.
-The plain mean of the weights in the last 50 of 250 epochs is kept, and an exponential mean over all
-epochs; the model is the best on validation of the raw weights and the two means. An epoch is
-counted as 290 updates.
+Two means of the weights are kept: a plain one over the last 50 of 250 epochs, and an exponential
+one over all epochs. The model is whichever is best on validation: the raw weights or a mean. An
+epoch is counted as 290 updates.
 
 Score: *not run*. The paper's 54.52 (*paper*) has no published recipe; configs/ptb_authors.py is the
 one that the authors released later. Seeds, validation and test perplexity at temperature 1 will be

@@ -19,7 +19,8 @@ segments of 10, context 130, temperature 1.
 Hardware: one GPU, 239,925 small updates of 6.9 ms on an H100 (*measured*), half an hour with saving
 and validation (*arithmetic*); benchmarks/ptb_gpu.sh trains in calls of limited time.
 A dispatch is a third of an epoch: for a CPU give --config.train.steps_per_dispatch=1.
-Of eight devices, a batch of 10 uses five (two TPU chips); a train.batch_size of 8 or 16 uses all.
+Of eight GPUs, a batch of 10 uses five, and of eight TPU chips two;
+a train.batch_size of 8 or 16 uses all.
 
 Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
 float32, which the authors used.

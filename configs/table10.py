@@ -16,7 +16,8 @@ the best over evaluation attention lengths, and the shortest length that gives i
     no_recurrence_half   172   28.83   28.83   120
 
 Hardware: as for table6.py (*not run*).
-Of eight devices, a batch of 60 uses six (four TPU chips); a train.batch_size of 56 or 64 uses all.
+Of eight GPUs, a batch of 60 uses six, and of eight TPU chips four;
+a train.batch_size of 56 or 64 uses all.
 
 Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
 float32, which the authors used.

@@ -33,7 +33,8 @@ All rows at all lengths: --mode=ablation --config=configs/table6.py --workdir=ru
 
 Hardware: as for wt103_base.py; arithmetic gives 1.2e18 operations a row, 3 hours at a sustained 100
 TFLOP/s (*not run*).
-Of eight devices, a batch of 60 uses six (four TPU chips); a train.batch_size of 56 or 64 uses all.
+Of eight GPUs, a batch of 60 uses six, and of eight TPU chips four;
+a train.batch_size of 56 or 64 uses all.
 
 Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
 float32, which the authors used.

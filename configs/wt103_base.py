@@ -11,7 +11,8 @@ clamped at 400.
 
 Hardware: the authors used four GPUs. On one H100 in bfloat16 an update takes 41 ms (*measured*), so
 all 200,000 updates take 2.3 hours (*arithmetic*).
-Of eight devices, a batch of 60 uses six (four TPU chips); a train.batch_size of 56 or 64 uses all.
+Of eight GPUs, a batch of 60 uses six, and of eight TPU chips four;
+a train.batch_size of 56 or 64 uses all.
 
 Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
 float32, which the authors used.

@@ -13,7 +13,8 @@ Evaluation: as in wt103_base.py, but with TF's window, and with zeros before the
 are attended to.
 
 Hardware: as for wt103_base.py (*not run*).
-Of eight devices, a batch of 60 uses six (four TPU chips); a train.batch_size of 56 or 64 uses all.
+Of eight GPUs, a batch of 60 uses six, and of eight TPU chips four;
+a train.batch_size of 56 or 64 uses all.
 
 Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
 float32, which the authors used.

@@ -80,7 +80,7 @@ def test_a_window_is_core_with_the_same_parameters():
     core: Any = txl_jax.TransformerXL(CFG)
     options: Any = {"mems": core.init_mems(B, M), "method": "core", "reset": BEGINS}
 
-    def loss(apply, states):  # ((sum of squares, result of apply), gradient)
+    def loss(apply, states):  # returns ((sum of squares, result of apply), gradient)
         both = lambda v: (jnp.sum(states(found := apply(v)) ** 2), found)
         return tiny.quick(jax.value_and_grad(both, has_aux=True))(VARIABLES)
 

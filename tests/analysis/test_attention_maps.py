@@ -74,7 +74,7 @@ def terms_of(h_i, h_j, distance, n, p, u, v, cfg):
 
 
 def slow(cfg, params, tokens, memory, mem_len):
-    """Returns the weight of each distance for each query, and of its terms: [L,N,T,K] by name.
+    """Returns by name each query's weights by distance, and those by single terms: [L,N,T,K].
 
     Also returns the next memory. The batch size is 1; distances that a query does not see are NaN.
     """

@@ -65,7 +65,7 @@ def shown(path, width, folder):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """The page of a run with analyses, compared with a run of a long name; the latter's page."""
+    """Pages by name: of a run compared with another run, and of the other run, with a long name."""
     folder = tmp_path_factory.mktemp("browser")
     run, other = folder / "one", folder / LONG
     tiny_runs.run_in_workdir(folder, run)

@@ -373,7 +373,7 @@ def written_path(node):
     if node.args and (name in names or (name == "append" and bare)):
         return node.args[0]
     if name == "save" and not node.keywords and len(node.args) == 1:
-        return node.args[0]  # the method ``save`` of losses
+        return node.args[0]  # the method ``save`` of the class ``Losses``
     if name == "open" and len(node.args) > 1:
         mode = ast.unparse(node.args[1])
         return node.args[0] if set(mode) & set("wax+") or "O_CREAT" in mode else None

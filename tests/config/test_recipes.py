@@ -201,12 +201,13 @@ def test_header_says_where_a_batch_leaves_some_of_eight_devices_idle(name):
     exp = load(name)
     header = " ".join(VARIANTS[name][0].read_text().split('"""')[1].split())
     rows, sizes = exp.train.batch_size // exp.train.micro_batches, exp.train.batch_size // 8 * 8
-    words = f"Of eight devices, a batch of {exp.train.batch_size} uses"
+    words = f"a batch of {exp.train.batch_size} uses"
     if rows % 8:
         used = max(n for n in range(1, 8) if rows % n == 0)
         chips = max(n for n in (1, 2, 4) if rows % n == 0)
         number = ("", "one", "two", "three", "four", "five", "six", "seven")
-        words += f" {number[used]}" + f" ({number[chips]} TPU chips)" * (chips != used)
+        words = f"Of eight {'devices' if chips == used else 'GPUs'}, {words} {number[used]}"
+        words += f", and of eight TPU chips {number[chips]}" * (chips != used)
         words += f"; a train.batch_size of {sizes} or {sizes + 8} uses all."
     assert (words in header) == bool(rows % 8)
 

@@ -1,4 +1,4 @@
-"""The other programs load the models written for them, and give the same losses to 1e-5.
+"""The other programs load the models written for them, and give the same losses within 1e-5.
 
 Skipped without torch or a program's code, see ``helpers/original_programs.py``.
 """

@@ -118,7 +118,7 @@ ORDERED = {
 
 @pytest.mark.parametrize(("kind", "drop", "context_len"), list(ORDERED))
 def test_batches_of_scoring_are_the_recorded_ones(kind, drop, context_len):
-    """With 1, 7 and 60 rows; includes batches of the text before each row, which fill memory."""
+    """Batches have 1, 7 and 60 rows; the warm-up batches before each row are recorded too."""
     found = []
     for b, t in ((1, 30), (7, 12), (60, 5)):
         options = {"drop_remainder": drop, "context_len": context_len}

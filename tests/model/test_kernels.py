@@ -191,7 +191,7 @@ def test_dropout_drops_its_share_independently_of_place_and_seed():
 
 @pytest.mark.parametrize("rate", [0.05, 0.15, 0.5])
 def test_weights_that_share_a_hash_are_dropped_independently(rate):
-    """So are weights of different heads, rows, queries and layers: correlations are noise."""
+    """Weights of other heads, rows, queries and layers are too: their correlations are noise."""
     shape = (4, 4, 128, 512)
     draw = lambda seed: AttentionDropout.draw(jax.random.key(seed), rate).mask(shape)
     unit = lambda kept: ((np.asarray(kept) == 0) - rate) / np.sqrt(rate * (1 - rate))

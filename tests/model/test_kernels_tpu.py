@@ -55,7 +55,7 @@ def fused(tile=S, interpret=True):
 
 
 def differences(some, others):
-    """By name, the largest difference over the largest entry of the second (or 1 if all are 0).
+    """By name, the largest difference divided by the largest entry of ``others`` (or 1 if it is 0).
 
     NaN if either array has a NaN: numpy's ``max`` keeps it, Python's may not.
     """
@@ -165,7 +165,7 @@ def test_forms_without_a_bias(absent):
 def test_dropout_drops_the_weights_that_plain_attention_drops():
     t, m, rate = 20, 13, 0.25
     (q, k, _, u, v, r), _ = inputs(t, m, m + t)
-    shown = jnp.broadcast_to(jnp.eye(m + t), k.shape)  # makes the result the weights
+    shown = jnp.broadcast_to(jnp.eye(m + t), k.shape)  # so the result is the weights
     mask = attention_mask(t, jnp.full(B, m), m)
     dropout = AttentionDropout(jnp.asarray((2**31 + 3, 7), jnp.uint32), rate)
     x = AttentionInputs(q, k, shown, Positions(u, v, r), mask, dropout)

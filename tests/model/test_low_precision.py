@@ -12,7 +12,7 @@ import pytest
 import tiny_models as tiny
 
 TOLERANCE = {"bfloat16": 0.1, "float16": 0.025}
-FORM = {"pre_lnorm": True, "same_length": "pytorch"}  # differs more than post-norm
+FORM = {"pre_lnorm": True, "same_length": "pytorch"}  # differs more from float32 than post-norm
 
 
 OTHERS = {

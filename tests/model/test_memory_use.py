@@ -41,7 +41,7 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "div_val", "what"), rest_slow(3, CASES))
 def test_a_segment_needs_less_than_a_tenth_of_its_logits(name, div_val, what):
-    """This counts the gradient's arrays of the size of the weights too; on a CPU it is 4 to 7%."""
+    """The gradient's arrays of the size of the weights count too; on a CPU 4 to 7% are needed."""
     vocab_size, cutoffs = VOCABULARIES[name]
     cfg = tiny.config(
         vocab_size=vocab_size, cutoffs=cutoffs, n_layer=1, d_model=64, div_val=div_val

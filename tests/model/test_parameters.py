@@ -205,7 +205,7 @@ def test_initial_values_are_independent_and_have_the_configured_deviation(form):
             continue
         mean = 1.0 if name.endswith("scale") else 0.0
         deviation = 0.03 if "projection" in name else 0.005
-        errors = deviation / np.sqrt(value.size)  # of the mean; that of the deviation is / sqrt(2)
+        errors = deviation / np.sqrt(value.size)  # of the mean; for the deviation divide by sqrt(2)
         assert abs(np.mean(value) - mean) < 4.5 * errors, name
         assert abs(np.std(value) - deviation) < 4.5 * errors / np.sqrt(2), name
     drawn = [np.asarray(v) for name, v in flat.items() if "bias" not in name]

@@ -130,7 +130,7 @@ def test_a_named_kernel_that_the_tpu_cannot_run_is_an_error(kernel, monkeypatch)
 
 @pytest.mark.parametrize("memory", [True, False])
 def test_generation_scoring_and_analyses_check_what_they_compute(memory, monkeypatch):
-    """These programs run on one device, without a mesh; no earlier program may have checked it."""
+    """They run on one device, without a mesh; no earlier program has checked their attention."""
     c = config() if memory else config(attention="absolute_per_layer", n_positions=512, d_head=4)
     seen: list[Any] = []
     note = lambda c, mesh, *sizes, **program: seen.append((mesh.size, *sizes, program))
@@ -390,7 +390,7 @@ def test_it_compiles_for_gpus_on_a_mesh(eight_gpus, form):
 
 @pytest.mark.integration
 def test_float32_products_that_must_not_be_rounded_are_fused_too(eight_gpus):
-    """Each is computed from three parts in TF32, which is as exact as ``highest`` promises."""
+    """Each product is computed in three parts in TF32, as exactly as ``highest`` promises."""
     c = config(d_head=64, dropatt=0.1)
     on = training_mesh(experiment(**{"mesh.data": -1}), eight_gpus)
     planned = lambda c: self_check.planned(c, on, 8, 128, 128, train=True)

@@ -79,7 +79,7 @@ def test_vmap_over_parameters_equals_each_model_by_itself():
 
 @pytest.mark.integration
 def test_vmap_of_the_gradient_with_clusters_equals_each_model_by_itself():
-    """Their targets differ; each model runs as many blocks as the fullest cluster of any needs."""
+    """Targets differ; each model runs as many blocks as the fullest cluster of any model needs."""
     tokens, targets, _ = inputs()
     targets = np.stack([np.full((3, 4), 12), targets[0]]).astype(np.int32)
     mems = txl_jax.TransformerXL(CLUSTERS).init_mems(3, 0)

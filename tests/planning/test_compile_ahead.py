@@ -104,7 +104,7 @@ def test_arguments_are_the_state_and_validation_leaves_the_rest_of_it():
     assert held["train"] == pytest.approx(3 * parameters + memory, abs=slack)
 
     def scoring(rows, mem_len):
-        """Parameters but those that project positions; and projected keys, values and positions."""
+        """Parameters without projections of positions, and projected keys, values and positions."""
         slots = -(-mem_len // T) * T
         projected = 2 * 32 * 4 * (2 * rows * slots + slots + T)
         return pytest.approx(parameters - 2 * 32 * 32 * 4 + projected, abs=slack)
@@ -424,7 +424,7 @@ def test_the_share_of_a_gpu_that_a_command_may_use_is_compared(monkeypatch, caps
         monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION", raising=False)
         if share:
             monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", share)
-        with pytest.raises(AttributeError):  # a text does not know whether it fits
+        with pytest.raises(AttributeError):  # the fake program, a text, has no ``fits``
             ahead.compile_ahead(experiment(), topology)
     assert limits == [int(0.9 * 80 * 10**9), int(0.75 * 80 * 10**9), int(15.75 * GIB)]
 
@@ -656,8 +656,8 @@ def test_slices_share_rows_and_each_has_its_part_of_the_mesh():
         "2 4 1 0 0 0 0 1 1 1 1",
         "4 2 1 1 0 1 0 1 0 1 0 1",
         "4 1 1 2 0 0 0 0 1 1 1 1",
-        "config key mesh = data 1 x fsdp 8 x tensor 1: the 2 TPU slices divide only rows, so"
-        " mesh.data must be a multiple of 2",
+        "config key mesh = data 1 x fsdp 8 x tensor 1: only mesh.data divides work among the 2 TPU"
+        " slices, so mesh.data must be a multiple of 2",
     ], done.stderr
 
 

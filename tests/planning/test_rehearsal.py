@@ -76,7 +76,7 @@ def walk(folder, topology, form, dtypes):
 
 
 def check_collectives(told, plain):
-    """No program exchanges more of any kind than its plain form, which the self-check lacks."""
+    """No program exchanges more of any kind than its plain form; a self-check has no plain form."""
     found, allowed = collectives(told), collectives(plain)
     assert any(allowed.values()), plain  # several devices share the work
     for name, bytes_of_kind in found.items():

@@ -96,7 +96,7 @@ def test_only_tables_of_embeddings_are_embeddings():
 
 
 def test_both_rates_fall_from_their_own_peak_to_the_same_end_and_then_to_half_of_it():
-    """The authors' rates for Penn Treebank: 3e-4, embeddings 6e-4, both to 1e-4, then 5e-5."""
+    """The authors' rates for Penn Treebank: from 3e-4 (embeddings 6e-4) to 1e-4, and then 5e-5."""
     c = OptimizerConfig(
         learning_rate=3e-4, warmup_steps=10, min_ratio=1 / 3, embedding_ratio=2.0, schedule="cosine"
     )

@@ -417,7 +417,7 @@ def test_a_run_on_drawn_lengths_tells_its_epochs_and_ends_alike_when_cut(folder,
 
 
 def test_thirty_adam_steps_equal_the_published_code():
-    """Losses equal to 1e-4 and gradient norms to 1e-3 relative, at the original's rates."""
+    """Losses agree within 1e-4, gradient norms within 1e-3 (relative), at the original's rates."""
     recorded = np.load(shared_files.path("fixtures/train/adam.npz"))
     about = shared_files.json_of("fixtures/train/adam.json")
     cfg = config_from_pytorch(about["constructor"])
