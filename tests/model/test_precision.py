@@ -30,6 +30,7 @@ from txl_jax.model.attention import planned_attention
 from txl_jax.model.layout import stack_layers
 from txl_jax.model.precision import describe, float32_products, in_compute_dtype, resolved
 from txl_jax.parallel import platforms
+from txl_jax.training.plan import locked_workdirs, plan_run
 
 MESH = {"data": 1, "fsdp": 1, "tensor": 1}
 
@@ -161,6 +162,22 @@ def test_a_run_resumes_in_its_dtype_and_its_model_loads_in_that_of_other_devices
         assert stored(tmp_path / name) == "auto"
     convert.export(workdir, str(tmp_path / "copied"))
     assert txl_jax.load(str(tmp_path / "copied")).config.model.dtype == "auto"
+
+
+@pytest.mark.integration
+def test_a_run_without_a_checkpoint_takes_the_dtype_of_the_devices_that_begin_it(
+    tmp_path, monkeypatch
+):
+    """A text may be fetched by a first start on a machine without bfloat16 units."""
+    workdir = str(tmp_path / "run")
+    exp = small_run(tmp_path, **{"model.dtype": "auto", "generate.length": 0})
+    with devices_with_bfloat16(monkeypatch, units=False), locked_workdirs(plan_run(exp, workdir)):
+        assert stored(workdir) == "float32"
+    with devices_with_bfloat16(monkeypatch):
+        plan = plan_run(exp, workdir)
+        assert plan.setup.exp.model.dtype == "bfloat16"
+        with locked_workdirs(plan):
+            assert stored(workdir) == "bfloat16"
 
 
 @pytest.mark.integration

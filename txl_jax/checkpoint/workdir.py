@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.errors import AnotherRunError, WorkdirError
 from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB, check_free
@@ -60,6 +61,8 @@ def init_workdir(
     config = path(workdir, CONFIG)
     if config.exists():
         settings = read_experiment(workdir)  # raises for another version or damaged settings
+        if auto_dtype and loaded_experiment(workdir).model.dtype == "auto":
+            settings = _with_dtype(settings, exp.model.dtype)  # without a checkpoint, it may change
         record = read_record(workdir)
         different = differing_keys(settings.to_dict(), exp.to_dict())
         text_hash = record.get("corpus", {}).get("source_hash")
@@ -140,7 +143,22 @@ def loaded_experiment(workdir: str) -> ExperimentConfig:
     exp = read_experiment(workdir)
     if read_record(workdir).get("provenance", {}).get(AUTO_DTYPE) is not True:
         return exp
-    return dataclasses.replace(exp, model=dataclasses.replace(exp.model, dtype="auto"))
+    return _with_dtype(exp, "auto")
+
+
+def begun_dtype(workdir: str) -> str:
+    """Returns the dtype in which a run with ``model.dtype="auto"`` resumes in a workdir.
+
+    The dtype is ``auto`` until the run has a checkpoint, unless its first start named one.
+    """
+    if not path(workdir, CONFIG).exists():
+        return "auto"
+    stored = read_experiment if CheckpointFolder(workdir).steps() else loaded_experiment
+    return stored(workdir).model.dtype
+
+
+def _with_dtype(exp: ExperimentConfig, dtype: Any) -> ExperimentConfig:
+    return dataclasses.replace(exp, model=dataclasses.replace(exp.model, dtype=dtype))
 
 
 def read_vocab(workdir: str) -> Vocab:

@@ -20,14 +20,8 @@ from jax.sharding import Mesh
 
 from txl_jax.checkpoint.lock import training_lock
 from txl_jax.checkpoint.trained_model import memory_shapes
-from txl_jax.checkpoint.workdir import (
-    check_shared,
-    init_workdir,
-    read_experiment,
-    with_vocab,
-)
+from txl_jax.checkpoint.workdir import begun_dtype, check_shared, init_workdir, with_vocab
 from txl_jax.checkpoint.workdir_files import (
-    CONFIG,
     WRITTEN_IN,
     check_file,
     check_free,
@@ -72,7 +66,6 @@ from txl_jax.parallel.device_memory import (
 )
 from txl_jax.parallel.processes import on_process_zero, process_zero_first
 from txl_jax.parallel.shardings import Shardings, make_mesh, scoring_mesh
-from txl_jax.paths import path
 from txl_jax.training.fine_tuning import load_encoded_corpus, resolve_experiment
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import TrainState, init_state, with_shardings
@@ -317,12 +310,10 @@ def seed_runs(exp: ExperimentConfig, workdir: str) -> list[tuple[ExperimentConfi
 
 
 def _begun_model(exp: ExperimentConfig, workdir: str) -> TransformerXLConfig:
-    """Returns the model's settings; a resumed run keeps the dtype that ``auto`` chose first."""
-    begun = lambda: path(workdir, CONFIG).exists()
-    if exp.model.dtype != "auto" or not on_process_zero(begun):
+    """Returns the model's settings; a run with a checkpoint keeps the dtype of its first start."""
+    if exp.model.dtype != "auto":
         return exp.model
-    dtype = on_process_zero(lambda: read_experiment(workdir).model.dtype)
-    return dataclasses.replace(exp.model, dtype=dtype)
+    return dataclasses.replace(exp.model, dtype=on_process_zero(lambda: begun_dtype(workdir)))
 
 
 def _evaluated(c: TransformerXLConfig, auto_dtype: bool) -> TransformerXLConfig:
