@@ -88,6 +88,12 @@ def test_a_line_alone_is_scored_as_if_there_were_no_others(form, seg_len, batch_
         np.testing.assert_allclose(nll, expected, atol=1e-5)
 
 
+def test_texts_without_a_target_have_no_losses():
+    cfg = trained_on(Vocab("char", [*"abcdefghijklm"])).model.cfg
+    found = any_text.score_texts(cfg, {}, [BEFORE, BEFORE], ScoreConfig(mem_len=8, seg_len=4))
+    assert [len(nll) for nll in found] == [0, 0]
+
+
 @pytest.mark.integration
 def test_with_a_window_the_score_does_not_depend_on_the_segments():
     trained = trained_on(Vocab("char", [*"abcdefghijklm"]))

@@ -227,6 +227,8 @@ def _score_batch(
     check_arrays(_WORK, memory_shapes(cfg, rows, c.mem_len))
     mems = model.init_mems(rows, 0 if cfg.memory_free else c.mem_len)
     streams = Streams(separate_rows(texts, rows), c.seg_len, _context_len(cfg, c))
+    if not streams.n_segments:  # no text has a target
+        return [np.zeros(0, np.float32) for _ in texts]
     inputs = make_batch(streams.segment(0), reset_memory=False)
     sizes = rows, inputs.inputs.shape[1], mems.mem_len
     self_check.check_on_one_device(model.cfg, *sizes, episodes=inputs.reset.ndim == 2)
