@@ -8,14 +8,17 @@ replaced at once.
 import contextlib
 import functools
 import importlib.util
+import logging
 import os
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from txl_jax.messages import UserError, one_line
+from txl_jax.standard_streams import stderr
 
 if TYPE_CHECKING:
     from txl_jax.literal_path import LiteralPath
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 BUCKETS = "gs://"
 _ADDRESS = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])((?:/[^/]+)*)/?")
 _REFUSED = re.compile(r"[\x00-\x1f\x7f\\#?*\[\]]")  # clients read some as patterns or versions
+_SILENT_SECONDS = 5.0  # a bucket without credentials or network answers after a minute
 _ROOTS = ("/gs/", "/s3/", "/az/", "/hf/")
 
 
@@ -39,7 +43,8 @@ def address_fault(address: str) -> str | None:
     """Returns why an address cannot be used, as text that follows the address, or ``None``."""
     match = _ADDRESS.fullmatch(address)
     if match is None:
-        return "must be gs://BUCKET/NAME/..., with the name of the bucket in lower case"
+        rule = "with a bucket in lower case and no empty name between slashes"
+        return f"must be gs://BUCKET/NAME/..., {rule}"
     if found := _REFUSED.search(match[2]):
         return f"has the character {found[0]!r}, which some clients misread; use another name"
     if {".", ".."} & set(match[2].split("/")):
@@ -160,6 +165,9 @@ def store() -> Any:
     """
     import fsspec
 
+    # StorageError names the reason, and the client would log tracebacks before it
+    logging.getLogger("gcsfs").addHandler(logging.NullHandler())
+    logging.getLogger("gcsfs").propagate = False
     os.environ.setdefault("EPATH_USE_TF", "false")  # where TensorFlow is installed too
     for protocol in ("gcs", "gs"):
         fsspec.config.conf.setdefault(protocol, {}).setdefault("use_listings_cache", False)
@@ -176,12 +184,18 @@ def store_fault(error: Exception) -> str | None:
 
 @functools.cache
 def _check_bucket(bucket: str) -> None:
+    told = f"waiting for the first answer of {BUCKETS}{bucket}"
+    waiting = threading.Timer(_SILENT_SECONDS, lambda: print(told, file=stderr(), flush=True))
+    waiting.daemon = True
+    waiting.start()
     try:
         store().call("GET", "b/{}/o", bucket, maxResults=1, json_out=True)
     except Exception as error:  # of gcsfs, aiohttp and google.auth
         missing = isinstance(error, FileNotFoundError)
         reason = "there is no such bucket" if missing else one_line(error)
         raise StorageError(
-            f"{BUCKETS}{bucket}: cannot be listed ({reason}); check the name of the bucket,"
-            " and sign in with  gcloud auth application-default login"
+            f"{BUCKETS}{bucket}: cannot be listed ({reason}); check the network and the name of"
+            " the bucket, and sign in with  gcloud auth application-default login"
         ) from error
+    finally:
+        waiting.cancel()

@@ -45,7 +45,7 @@ DROPOUT = {"model.dropout": 0.2}
         ("gs://", "must be gs://BUCKET/NAME"),
         ("gs:///run", "must be gs://BUCKET/NAME"),
         ("gs://Box/run", "must be gs://BUCKET/NAME"),
-        ("gs://box//run", "must be gs://BUCKET/NAME"),
+        ("gs://box//run", "with a bucket in lower case and no empty name between slashes"),
         ("gs://box/a*", "has the character '*'"),
         ("gs://box/a#1", "has the character '#'"),
         ("gs://box/a\\b", r"has the character '\\'"),
@@ -355,6 +355,7 @@ def test_a_text_in_a_bucket_is_the_local_text_and_is_copied_once(
     want = txl_jax.load_corpus("text", path=tmp_path / "text", vocab="word")
     got = txl_jax.load_corpus("text", path=place, vocab="word")
     assert want.source_hash == got.source_hash
+    assert got.info["label"] == f"{place}, its own splits"
     for split in ("train", "valid", "test"):
         np.testing.assert_array_equal(getattr(want, split), getattr(got, split))
     assert capsys.readouterr().err.count("copying gs://") == 1
@@ -383,6 +384,7 @@ def test_compressed_records_in_a_bucket_are_the_local_ones(tmp_path, place, monk
     assert "valid = validation.jsonl.gz" in capsys.readouterr().err
     one = txl_jax.load_corpus("text", path=f"{place}/train.jsonl.gz")
     assert sum(one.info["documents"].values()) == 30
+    assert one.info["label"].startswith(f"{place}/train.jsonl.gz")
 
 
 @pytest.mark.integration
@@ -395,6 +397,7 @@ def test_token_files_in_a_bucket_are_the_local_ones(tmp_path, place, monkeypatch
     want = txl_jax.load_corpus("tokens", path=tmp_path / "all.npy")
     got = txl_jax.load_corpus("tokens", path=f"{place}/all.npy")
     assert want.info["documents"] == got.info["documents"]
+    assert got.info["label"] == f"{place}/all.npy"
     for a, b in zip(want.train, got.train, strict=True):
         np.testing.assert_array_equal(a, b)
     shutil.rmtree(tmp_path / "cache")

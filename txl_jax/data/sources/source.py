@@ -336,6 +336,11 @@ def existing_path(path: str, cache: Path, key: str = "data.path") -> Path:
     return found
 
 
+def name_of(found: Path, given: str) -> str:
+    """Returns the name in messages of :func:`existing_path`'s result: a bucket's own address."""
+    return given.rstrip("/") if is_remote(given) else str(found)
+
+
 def is_file(path: Path) -> bool:
     """Whether a path is a regular file; raises DataError for a broken link, a pipe or a device."""
     mode = _file_mode(path, str(path))

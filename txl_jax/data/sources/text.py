@@ -87,7 +87,7 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
         raise DataError(f"data.name = 'text': needs {where}, or data.url and data.hash")
     else:
         path = source.existing_path(data.path, cache)
-        name, where = path.name, str(path)
+        name, where = path.name, source.name_of(path, data.path)
     if path.is_dir() or name.lower().endswith(ZIP):
         files = text_files(path)
         sizes = {name: file.size for name, file in files.items()}

@@ -109,15 +109,17 @@ def find(data: DataConfig, cache: Path) -> TokenFiles:
     if data.path is None:
         raise DataError("data.name = 'tokens': needs data.path, a .npy or .bin file or a folder")
     path = source.existing_path(data.path, cache)
+    where = source.name_of(path, data.path)
     arrays = _arrays(path) if path.is_dir() else {}
     if len(arrays) == 1 and not splits_named(*arrays):
-        path = next(iter(arrays.values()))  # the folder may also have its symbols or starts
+        [(name, path)] = arrays.items()  # the folder may also have its symbols or starts
+        where = os.path.join(where, name)
     if path.is_file():
-        return _cut(_with_documents(open_tokens(path, data), data), path.parent, str(path), data)
+        return _cut(_with_documents(open_tokens(path, data), data), path.parent, where, data)
     sizes = {name: file.stat().st_size for name, file in arrays.items()}
     stem = lambda name: os.path.splitext(name)[0]
-    named, rest = arrange(sizes, str(path), stem)
-    report(str(path), named, rest, sizes)
+    named, rest = arrange(sizes, where, stem)
+    report(where, named, rest, sizes)
     files = dict[str, np.memmap | Pieces]()
     for split, names in named.items():
         parts = [arrays[name] for name in names]
@@ -126,13 +128,13 @@ def find(data: DataConfig, cache: Path) -> TokenFiles:
         else:
             files[split] = joined(parts, data, cache)
     if "" in files:
-        return _cut(files[""], path, f"{path}, {len(arrays):,} files", data)
+        return _cut(files[""], path, f"{where}, {len(arrays):,} files", data)
     if "valid" not in files:
         missing = " or ".join(f"valid{suffix}" for suffix in SUFFIXES)
         fix = "; name one file in data.path to have it cut into splits"
-        raise DataError(f"{path}: there is no {missing} in this folder{fix}")
+        raise DataError(f"{where}: there is no {missing} in this folder{fix}")
     splits = {split: files.get(split, files["valid"]) for split in SPLITS}
-    label = f"{path}{OWN_SPLITS}{'' if 'test' in files else NO_TEST}"
+    label = f"{where}{OWN_SPLITS}{'' if 'test' in files else NO_TEST}"
     return _checked(TokenFiles(files, splits, path, label, {}))
 
 
