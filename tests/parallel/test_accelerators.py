@@ -107,6 +107,9 @@ def test_training_and_loading_in_python_start_the_devices_first(monkeypatch, tmp
     assert not list(tmp_path.iterdir())
 
 
+VENDOR = "sys/bus/pci/devices/0000:00:04.0/vendor"
+
+
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """A function that simulates a machine with the given files, nvidia-smi and packages only."""
@@ -120,7 +123,7 @@ def machine(monkeypatch, tmp_path):
     def make(*files, smi=None, packages=()):
         for file in files:
             (root / file).parent.mkdir(parents=True, exist_ok=True)
-            (root / file).touch()
+            (root / file).write_text("0x1ae0\n" if file == VENDOR else "")
         if smi:
             nvidia_smi(tools, *smi)
         monkeypatch.setattr(accelerators, "installed_version", dict(packages).get)
@@ -152,10 +155,12 @@ def started(monkeypatch, platforms, backend):
     [
         (["dev/nvidia0", "dev/nvidiactl"], "an NVIDIA GPU (DEV/nvidia0)"),
         (["dev/nvidia3"], "an NVIDIA GPU (DEV/nvidia3)"),
-        (["dev/dxg"], "an NVIDIA GPU (DEV/dxg)"),
+        (["dev/dxg"], None),  # every WSL 2 has it
+        (["usr/lib/wsl/lib/libcuda.so.1"], "an NVIDIA GPU ("),
         (["proc/driver/nvidia/gpus/0000:01:00.0/information"], "an NVIDIA GPU ("),
         (["dev/accel0"], "a TPU (DEV/accel0)"),
-        (["dev/vfio/0", "dev/vfio/vfio"], "a TPU (DEV/vfio/0)"),
+        (["dev/vfio/0", "dev/vfio/vfio", VENDOR], "a TPU (DEV/vfio/0)"),
+        (["dev/vfio/0", "dev/vfio/vfio"], None),
         (["dev/vfio/vfio"], None),
         ([], None),
     ],
@@ -181,6 +186,8 @@ def test_the_variables_of_a_tpu_are_a_sign_but_not_what_libtpu_says_elsewhere(
 ):
     machine()
     monkeypatch.setenv(name, "WARNING: could not determine TPU worker hostnames")
+    assert accelerators.find_accelerator() is None
+    monkeypatch.setenv(name, "")
     assert accelerators.find_accelerator() is None
     monkeypatch.setenv(name, "v5litepod-4")
     assert accelerators.find_accelerator() == ("tpu", name)
@@ -250,9 +257,33 @@ def test_a_driver_is_also_read_where_there_is_no_nvidia_smi(machine):
         assert accelerators.driver_of_gpus() == (driver, None)
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (9, "NVIDIA-SMI has failed because it couldn't communicate with the driver"),
+        (18, "Failed to initialize NVML: Driver/library version mismatch"),
+        (6, "No devices were found"),
+        (0, "No devices were found"),
+    ],
+)
+@pytest.mark.parametrize("files", [[], GPU])
+def test_a_failing_nvidia_smi_means_a_driver_that_is_not_loaded(
+    machine, monkeypatch, capsys, tmp_path, code, said, files
+):
+    machine(*files, packages=[PLUGIN_13])
+    program(tmp_path / "tools" / "nvidia-smi", f'echo "{said}"\nexit {code}')
+    started(monkeypatch, None, "cpu")
+    warned = capsys.readouterr().err
+    fails = code in (9, 18)
+    assert warned.startswith("warning: this machine has an NVIDIA GPU" if fails or files else "")
+    assert (f"nvidia-smi fails ({said}): load or update NVIDIA's driver" in warned) == fails
+    assert bool(warned) == (fails or bool(files))
+
+
 def test_gpus_that_a_variable_hides_are_named(machine, monkeypatch):
     machine(*GPU, smi=("580.95.05", "9.0"), packages=[PLUGIN_13])
-    for value, hides in (("", True), ("-1", True), ("0,1", False), ("GPU-8932", False)):
+    hiding = [("", True), ("-1", True), ("1,0", True), ("0,1", False), ("GPU-8932", False)]
+    for value, hides in hiding:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         with pytest.raises(ConfigError) as caught:
             started(monkeypatch, "cuda,cpu", "cpu")

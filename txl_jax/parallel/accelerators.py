@@ -8,12 +8,14 @@ import functools
 import glob
 import logging
 import os
+import pathlib
 import re
 import shutil
 import subprocess
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 
@@ -25,8 +27,8 @@ from txl_jax.standard_streams import say
 ROOT = "/"
 """The folder of ``proc``, ``dev`` and ``sys``."""
 
-_GPU_FILES = ("dev/nvidia[0-9]*", "dev/dxg", "proc/driver/nvidia/gpus/*")
-_TPU_FILES = ("dev/accel[0-9]*", "dev/vfio/[0-9]*")
+_GPU_FILES = ("dev/nvidia[0-9]*", "usr/lib/wsl/lib/libcuda.so*", "proc/driver/nvidia/gpus/*")
+_GOOGLE = "0x1ae0\n"  # the vendor of TPUs; other devices have files in /dev/vfio too
 _TPU_VARIABLES = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID")
 _CUDA = {"cuda13": (580, (7, 5)), "cuda12": (525, (0, 0))}
 """The extras for GPUs, newest first: the oldest driver and compute capability of each."""
@@ -73,15 +75,16 @@ _NAMES = {"gpu": "an NVIDIA GPU", "tpu": "a TPU"}
 
 def find_accelerator() -> tuple[str, str] | None:
     """Returns ``gpu`` or ``tpu`` and what shows that this machine has one, without asking JAX."""
-    for kind, patterns in (("gpu", _GPU_FILES), ("tpu", _TPU_FILES)):
-        if files := _files(patterns):
+    for kind, files in (("gpu", _files(_GPU_FILES)), ("tpu", _tpu_files())):
+        if files:
             return kind, files[0]
-    if _nvidia_smi("-L"):
+    listed, fault = _nvidia_smi("-L")
+    if listed:
         return "gpu", "nvidia-smi lists it"
     for name in _TPU_VARIABLES:  # libtpu sets them to "WARNING…" if it finds no TPU
-        if not os.environ.get(name, "WARNING").startswith("WARNING"):
+        if not (os.environ.get(name) or "WARNING").startswith("WARNING"):
             return "tpu", name
-    return None
+    return ("gpu", f"nvidia-smi fails: {fault}") if fault else None
 
 
 def cuda_extra(driver: str | None, capability: tuple[int, int] | None = None) -> str | None:
@@ -137,9 +140,11 @@ def _gpu_state() -> tuple[str, str]:
 
 def _gpu_fix(driver: str | None, extra: str | None, plugins: dict[str, str]) -> str:
     install = f"pip install 'txl_jax[{extra}]' (launch scripts: TXL_EXTRAS={extra})"
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if extra is None:
         return "update the driver: CUDA 12 needs 525 or later, and CUDA 13 needs 580 or later"
+    if fault := _nvidia_smi("-L")[1]:
+        how = "load or update NVIDIA's driver, and reboot after an update"
+        return f"nvidia-smi fails ({fault}): {how}"
     if not driver and (find_accelerator() or ("",))[0] != "gpu":
         return "install NVIDIA's driver, or start the container with --gpus=all"
     if not plugins:
@@ -159,16 +164,24 @@ def _gpu_fix(driver: str | None, extra: str | None, plugins: dict[str, str]) -> 
     if version != jax.__version__:
         same = f"pip install 'jax[{name}]=={jax.__version__}'"
         return f"jax and its plugin need the same version: {same}"
-    if hidden is not None and not re.match("[0-9]|GPU-|MIG-|all", hidden):
+    if _are_hidden(hidden := os.environ.get("CUDA_VISIBLE_DEVICES", "all")):
         return f"CUDA_VISIBLE_DEVICES={hidden} hides the GPUs: unset it"
     if not _files((*_GPU_FILES[:2], "dev/nvidiactl")):
         return "/dev/nvidia0 is missing: install the driver, or start the container with --gpus=all"
     return f"install CUDA's libraries again: pip install --force-reinstall 'txl_jax[{name}]'"
 
 
+def _are_hidden(visible: str) -> bool:
+    """Whether a value of ``CUDA_VISIBLE_DEVICES`` hides all GPUs: its first one does not exist."""
+    index, listed = re.match("[0-9]+", visible), _nvidia_smi("-L")[0]
+    if index is None:
+        return re.match("GPU-|MIG-|all", visible) is None
+    return 0 < len(re.findall("^GPU ", listed, re.MULTILINE)) <= int(index[0])
+
+
 def _tpu_state() -> tuple[str, str]:
     """Returns device files and plugin of TPUs, and the fix."""
-    version, files = installed_version("libtpu"), ", ".join(_files(_TPU_FILES))
+    version, files = installed_version("libtpu"), ", ".join(_tpu_files())
     state = f"driver {files or 'not found (/dev/accel0, /dev/vfio/0)'}"
     if version is None:
         fix = "install the plugin: pip install 'txl_jax[tpu]' (launch scripts: TXL_EXTRAS=tpu)"
@@ -184,7 +197,7 @@ def _tpu_state() -> tuple[str, str]:
 
 def driver_of_gpus() -> tuple[str | None, tuple[int, int] | None]:
     """Returns the version of NVIDIA's driver, and the lowest compute capability of the GPUs."""
-    text = _nvidia_smi("--query-gpu=driver_version,compute_cap", "--format=csv,noheader")
+    text = _nvidia_smi("--query-gpu=driver_version,compute_cap", "--format=csv,noheader")[0]
     rows = re.findall(r"^([0-9]+\.[0-9.]+)(?:, *([0-9]+)\.([0-9]+))?", text, re.MULTILINE)
     if rows:
         capabilities = [(int(major), int(minor)) for _, major, minor in rows if major]
@@ -196,16 +209,31 @@ def driver_of_gpus() -> tuple[str | None, tuple[int, int] | None]:
     return None, None
 
 
-def _nvidia_smi(*flags: str) -> str:
-    """Returns what nvidia-smi prints; an empty text if it is absent or fails."""
+def _nvidia_smi(*flags: str) -> tuple[str, str]:
+    """Returns what nvidia-smi prints, or else why it fails; nothing if it is absent or finds none.
+
+    A driver that is not loaded, or that was updated without a reboot, makes it fail.
+    """
     program = shutil.which("nvidia-smi")
     if program is None:
-        return ""
+        return "", ""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
-        done = subprocess.run([program, *flags], capture_output=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else ""
+        done = subprocess.run([program, *flags], timeout=30, check=False, **pipes)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", one_line(error)
+    said = done.stdout.decode(errors="replace").strip()
+    if "No devices were found" in said:
+        return "", ""
+    return ("", one_line(said) or f"exit code {done.returncode}") if done.returncode else (said, "")
+
+
+def _tpu_files() -> list[str]:
+    files = _files(("dev/accel[0-9]*",))
+    vendors = (pathlib.Path(file) for file in _files(("sys/bus/pci/devices/*/vendor",)))
+    if any(vendor.read_text(errors="replace") == _GOOGLE for vendor in vendors):
+        files += _files(("dev/vfio/[0-9]*",))
+    return files
 
 
 def _files(patterns: tuple[str, ...]) -> list[str]:
