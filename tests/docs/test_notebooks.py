@@ -1,13 +1,16 @@
 """All cells of the notebooks run in plain Python, with few steps, and print what they should."""
 
+import inspect
 import json
 import os
+import pathlib
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
 
+import packaging
 import pytest
 from places import DOCS, ROOT
 
@@ -185,32 +188,52 @@ def test_the_first_cell_keeps_the_versions_of_jax_that_the_package_takes():
     assert jax == "jax>={}.{},<{}.{}".format(*words.groups())
 
 
-FAKE_PIP = """
-import json, pathlib, shutil, sys
-here = pathlib.Path(__file__).parents[1]
+PROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
+DEPENDENCIES = tomllib.loads(PROJECT)["project"]["dependencies"]
+
+
+def put(site, name, version, needs):
+    """Installs the metadata of a package into a folder; ``version`` None removes it."""
+    for old in site.glob(f"{name.replace('-', '_')}-*.dist-info"):
+        shutil.rmtree(old)
+    if version is None:
+        return
+    if name == "jax":  # as in those of PyPI
+        needs = [f"jaxlib>={version},<={version}", 'libtpu==0.0.50.*; extra == "tpu"']
+        for cuda in ("cuda12", "cuda13"):
+            needs += [f'jax-{cuda}-plugin[with-cuda]=={version}; extra == "{cuda}"']
+    lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {need}" for need in needs)]
+    folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("\n".join([*lines, "", ""]))
+
+
+FAKE_PIP = f"""
+import importlib.metadata, json, pathlib, shutil, sys
+from packaging.requirements import Requirement
+here, DEPENDENCIES = pathlib.Path(__file__).parents[1], {DEPENDENCIES}
+{inspect.getsource(put)}
 with open(here / "calls", "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
-
-def put(name, version):
-    for old in here.glob(f"{name.replace('-', '_')}-*.dist-info"):
-        shutil.rmtree(old)
-    if version:
-        folder = here / f"{name.replace('-', '_')}-{version}.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Name: {name}\\nVersion: {version}\\n")
-
 words = [word for word in sys.argv[2:] if not word.startswith("-")]
 if sys.argv[1] == "uninstall":
     for name in words:
-        put(name, None)
+        put(here, name, None, [])
 else:
     (here / "txl_jax.py").touch()
+    put(here, "txl_jax", "0.1.0", DEPENDENCIES)
     extra = words[0].partition("[")[2].partition("]")[0]
     if len(words) == 1:
-        for name in ("jax", "jaxlib", *([f"jax-{extra}-plugin"] if "cuda" in extra else [])):
-            put(name, "0.12.0.1")
+        for name in ("jax", "jaxlib", *([f"jax-{{extra}}-plugin"] if "cuda" in extra else [])):
+            put(here, name, "0.12.0.1", [])
     if extra == "tpu":
-        put("libtpu", "0.0.50")
+        put(here, "libtpu", "0.0.50", [])
+    here_are = importlib.metadata.distributions(path=[str(here)])
+    have = {{each.metadata["Name"]: each.version for each in here_are}}
+    for need in map(Requirement, DEPENDENCIES):
+        if need.name not in have or not need.specifier.contains(have[need.name]):
+            oldest, = [each for each in need.specifier if each.operator == ">="]
+            put(here, need.name, oldest.version, [])
 """
 FAKE_JAX = """
 import pathlib
@@ -234,23 +257,26 @@ get_ipython = Shell
 def image(tmp_path):
     """A function that runs the first cell with fake packages, GPU and pip; returns pip's calls too.
 
-    ``before`` is code that runs first: with ``import IPython`` the cell runs as in a notebook.
+    ``gpu`` is what nvidia-smi prints, or its program. ``before`` is code that runs first: with
+    ``import IPython`` the cell runs as in a notebook.
     """
     site, tools = tmp_path / "site", tmp_path / "tools"
     for folder in (site / "pip", tools):
         folder.mkdir(parents=True)
     (site / "pip" / "__init__.py").touch()
+    (site / "packaging").symlink_to(pathlib.Path(packaging.__file__).parent)
     (site / "pip" / "__main__.py").write_text(FAKE_PIP)
     (site / "jax.py").write_text(FAKE_JAX)
     (site / "IPython.py").write_text(FAKE_IPYTHON)
 
     def run(packages, gpu=None, backend="cpu", before="", cwd=None, **variables):
         for name, version in packages.items():
-            folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
-            folder.mkdir()
-            (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+            put(site, name, version, DEPENDENCIES if name == "txl_jax" else [])
+        if "txl_jax" in packages:
+            (site / "txl_jax.py").touch()
         if gpu:
-            (tools / "nvidia-smi").write_text(f"#!/bin/sh\necho '{gpu}'\n")
+            program = gpu if "\n" in gpu else f"echo '{gpu}'\n"
+            (tools / "nvidia-smi").write_text(f"#!/bin/sh\n{program}")
             (tools / "nvidia-smi").chmod(0o755)
         (site / "backend").write_text(backend)
         (site / "calls").write_text("")
@@ -269,7 +295,7 @@ def image(tmp_path):
 
 
 COLAB = {"jax": "0.7.2", "jaxlib": "0.7.2", "jax-cuda12-plugin": "0.7.2", "libtpu": "0.0.21.1"}
-NEW = {"jax": "0.11.2", "jaxlib": "0.11.2"}
+NEW = {"jax": "0.11.2", "jaxlib": "0.11.2", "numpy": "2.1.3"}
 TPU = {"TPU_ACCELERATOR_TYPE": "v5litepod-1"}
 DROP_12 = ["uninstall", "jax-cuda12-plugin", "jax-cuda12-pjrt"]
 DROP_13 = ["uninstall", "jax-cuda13-plugin", "jax-cuda13-pjrt"]
@@ -309,11 +335,19 @@ DROP_13 = ["uninstall", "jax-cuda13-plugin", "jax-cuda13-pjrt"]
             [DROP_13, ["install", "txl_jax[cuda12]"]],
         ),
         (
-            NEW | {"libtpu": "0.0.21"},
+            NEW | {"jax-cuda12-plugin": "0.11.2"},
+            "580.95.05, 7.5",
+            {},
+            "gpu",
+            [["install", "txl_jax", "jax==0.11.2"]],
+        ),
+        (NEW | {"libtpu": "0.0.21"}, None, TPU, "tpu", [["install", "txl_jax[tpu]"]]),
+        (
+            NEW | {"libtpu": "0.0.50.1"},
             None,
             TPU,
             "tpu",
-            [["install", "txl_jax[tpu]", "jax==0.11.2"]],
+            [["install", "txl_jax", "jax==0.11.2"]],
         ),
         (NEW, None, {}, "cpu", [["install", "txl_jax", "jax==0.11.2"]]),
         ({"jax": "0.13.0", "jaxlib": "0.13.0"}, None, {}, "cpu", [["install", "txl_jax"]]),
@@ -331,17 +365,164 @@ def test_the_first_cell_installs_what_fits_beside_or_in_place_of_what_is_there(
     assert (done.returncode, asked) == (0, [])
 
 
+def make_clone(folder):
+    for name in ("txl_jax", "notebooks"):
+        (folder / name).mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PROJECT)
+    (folder / "txl_jax" / "__init__.py").touch()
+    return folder
+
+
 @pytest.mark.parametrize("at", [".", "notebooks", "beside"])
 def test_the_first_cell_installs_the_clone_that_is_there(image, tmp_path, at):
-    clone = tmp_path / "clone" if at != "beside" else tmp_path / "beside" / "txl_jax"
-    for folder in (clone / "txl_jax", clone / "notebooks"):
-        folder.mkdir(parents=True)
-    (clone / "pyproject.toml").touch()
-    (clone / "txl_jax" / "__init__.py").touch()
+    clone = make_clone(tmp_path / "clone" if at != "beside" else tmp_path / "beside" / "txl_jax")
     cwd = clone.parent if at == "beside" else clone / at
     done, asked = image({}, cwd=cwd, TXL_SOURCE="")
     assert done.returncode == 0, done.stderr
     assert asked == [["install", f"txl_jax @ {clone.as_uri()}"]]
+
+
+OLDEST = dict(re.findall(r"^([\w-]+)>=([\w.]+)", "\n".join(DEPENDENCIES), re.MULTILINE))
+FULL = {"txl_jax": "0.1.0"} | OLDEST | NEW
+BARE = {name: version for name, version in FULL.items() if name != "txl_jax"}  # in a clone
+GPU_12 = {"jax-cuda12-plugin": "0.11.2"}
+
+
+@pytest.mark.parametrize(
+    ("packages", "gpu", "before"),
+    [
+        (COLAB, None, ""),
+        (COLAB, "570.86.15, 7.5", "import IPython, jax"),
+        (BARE | COLAB, None, "import IPython, jax"),
+        (BARE | {"flax": "0.11.2"}, None, ""),
+        (BARE | {"optax": None}, None, ""),
+        (BARE | {"jaxlib": "0.11.1"}, None, "import IPython, jax"),
+        (BARE, "570.86.15, 7.5", ""),
+        (BARE | {"jax-cuda12-plugin": "0.11.1"}, "570.86.15, 7.5", ""),
+    ],
+)
+def test_in_a_clone_the_first_cell_installs_what_is_too_old_or_missing(
+    image, tmp_path, packages, gpu, before
+):
+    """As after ``!git clone`` and ``%cd txl_jax``, where Python imports txl_jax from the clone."""
+    clone, backend = make_clone(tmp_path / "clone"), "gpu" if gpu else "cpu"
+    done, asked = image(packages, gpu, backend, before, cwd=clone, TXL_SOURCE="")
+    asked = [words for words in asked if words[0] == "install"]
+    assert len(asked) == 1, done.stderr
+    assert re.fullmatch(rf"txl_jax(\[\w+\])? @ {clone.as_uri()}", asked[0][1])
+    assert (done.returncode, "run all cells again" in done.stderr) == (bool(before), bool(before))
+    done, asked = image({}, gpu, backend, before, cwd=clone, TXL_SOURCE="")
+    assert (done.returncode, asked) == (0, []), done.stderr
+
+
+def test_in_a_clone_whose_needs_are_all_here_the_first_cell_installs_nothing(image, tmp_path):
+    done, asked = image(BARE, cwd=make_clone(tmp_path / "clone"), TXL_SOURCE="")
+    assert (done.returncode, asked, done.stdout) == (0, [], "cpu ['cpu']\n"), done.stderr
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_an_editable_txl_jax_stays_editable(image, tmp_path, editable):
+    """A clone is installed anew over a copy of it, but not over itself."""
+    clone, told = make_clone(tmp_path / "clone"), json.dumps({"dir_info": {"editable": editable}})
+    file = tmp_path / "site" / "txl_jax-0.1.0.dist-info" / "direct_url.json"
+    before = f"import pathlib; pathlib.Path({str(file)!r}).write_text({told!r})"
+    done, asked = image(FULL | {"jax": "0.7.2"}, before=before, cwd=clone, TXL_SOURCE="")
+    assert done.returncode == 0, done.stderr
+    assert asked == [["install", "txl_jax" if editable else f"txl_jax @ {clone.as_uri()}"]]
+
+
+def test_without_a_clone_a_txl_jax_that_is_installed_stays(image):
+    done, asked = image(FULL | {"jax": "0.7.2"}, TXL_SOURCE="")
+    assert (done.returncode, asked) == (0, [["install", "txl_jax"]]), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "gpu", "variables", "calls"),
+    [
+        ({}, None, {}, []),
+        (GPU_12, "570.86.15, 7.5", {}, []),
+        (GPU_12, "580.95.05, 7.5", {}, []),  # drivers for CUDA 13 run CUDA 12 too
+        ({"jax-cuda13-plugin": "0.11.2"}, "580.95.05, 7.5", {}, []),
+        ({"libtpu": "0.0.50.1"}, None, TPU, []),
+        (GPU_12 | {"jax-cuda12-plugin": "0.7.2"}, None, {}, []),  # a CPU needs no plugin
+        ({"jax": "0.7.2"}, None, {}, [["install", "txl_jax"]]),
+        ({"jax": "0.13.0", "jaxlib": "0.13.0"}, None, {}, [["install", "txl_jax"]]),
+        ({"jaxlib": "0.11.1"}, None, {}, [["install", "txl_jax"]]),
+        ({"orbax-checkpoint": None}, None, {}, [["install", "txl_jax", "jax==0.11.2"]]),
+        ({"flax": "0.11.2"}, None, {}, [["install", "txl_jax", "jax==0.11.2"]]),
+        ({}, "580.95.05, 7.5", {}, [["install", "txl_jax[cuda13]"]]),
+        ({}, "570.86.15, 7.5", {}, [["install", "txl_jax[cuda12]"]]),
+        ({}, "535.104.05", {}, [["install", "txl_jax[cuda12]"]]),
+        ({}, None, TPU, [["install", "txl_jax[tpu]"]]),
+        (
+            {"jax-cuda13-plugin": "0.11.2"},
+            "570.86.15, 7.5",
+            {},
+            [DROP_13, ["install", "txl_jax[cuda12]"]],
+        ),
+        (
+            {"jax-cuda12-plugin": "0.11.1"},
+            "580.95.05, 7.5",
+            {},
+            [DROP_12, ["install", "txl_jax[cuda13]"]],
+        ),
+    ],
+)
+def test_a_txl_jax_that_is_installed_gets_what_does_not_fit_or_is_missing(
+    image, change, gpu, variables, calls
+):
+    backend = "gpu" if gpu else "tpu" if variables else "cpu"
+    done, asked = image(FULL | change, gpu, backend, **variables)
+    assert done.returncode == 0, done.stderr
+    assert [[word.partition(" @ ")[0] for word in words] for words in asked] == calls
+    done, asked = image({}, gpu, backend, **variables)
+    assert (done.returncode, asked) == (0, [])
+
+
+NOT_LOADED = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that"
+    " the latest NVIDIA driver is installed and running."
+)
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch"
+NO_CAPABILITY = 'case "$*" in *compute_cap*) echo "Field is not a valid field"; exit 2;; esac\n'
+ON_CPU = "or run %env JAX_PLATFORMS=cpu to use the CPU"
+
+
+@pytest.mark.parametrize("packages", [COLAB, FULL], ids=["colab", "installed"])
+@pytest.mark.parametrize(
+    ("gpu", "told"),
+    [
+        (f'echo "{NOT_LOADED}"\nexit 9\n', f"nvidia-smi failed ({NOT_LOADED}): fix the driver"),
+        (f"echo '{MISMATCH}' >&2\nexit 18\n", f"nvidia-smi failed ({MISMATCH}): fix the driver"),
+        ("true\nexit 15\n", "nvidia-smi failed (15): fix the driver or restart the runtime, or"),
+        ("470.82.01, 7.5", "The NVIDIA driver 470 is too old, JAX needs 525 or later: update it,"),
+        (f"{NO_CAPABILITY}echo 470.82.01\n", "The NVIDIA driver 470 is too old, JAX needs 525"),
+    ],
+    ids=["not loaded", "mismatch", "silent", "old", "old, without the capability"],
+)
+def test_the_first_cell_stops_where_the_driver_does_not_work_and_changes_nothing(
+    image, packages, gpu, told
+):
+    done, asked = image(packages, gpu, "cpu")
+    assert (done.returncode, asked, done.stdout) == (1, [], "")
+    assert done.stderr.startswith(told)
+    assert done.stderr.endswith(f"{ON_CPU}\n")
+    assert len(done.stderr.splitlines()) == 1
+    done, asked = image({}, gpu, "cpu", JAX_PLATFORMS="cpu")
+    assert (done.returncode, done.stdout) == (0, "cpu ['cpu']\n")
+
+
+@pytest.mark.parametrize("code", [0, 6])
+def test_an_nvidia_smi_that_finds_no_device_is_no_gpu(image, code):
+    done, asked = image(NEW, f"echo 'No devices were found'\nexit {code}\n")
+    assert done.returncode == 0, done.stderr
+    assert asked == [["install", "txl_jax @ x", "jax==0.11.2"]]
+
+
+def test_the_capability_of_a_gpu_may_be_unknown(image):
+    done, asked = image(NEW, f"{NO_CAPABILITY}echo 535.104.05\n", "gpu")
+    assert done.returncode == 0, done.stderr
+    assert asked == [["install", "txl_jax[cuda12] @ x"]]
 
 
 def test_the_placeholder_of_the_account_stops_nothing_that_is_there_and_is_named_else(image):
@@ -366,7 +547,7 @@ def test_the_account_is_one_line_of_the_first_cell(image, monkeypatch):
 def test_the_first_cell_fails_where_jax_does_not_use_the_accelerator(image, gpu, variables):
     done, _ = image(COLAB, gpu, "cpu", **variables)
     assert done.returncode == 1
-    assert "is installed but not used" in done.stderr
+    assert "is installed but not used: JAX gives no reason" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -436,6 +617,7 @@ def test_colabs_versions_agree_after_the_first_cell(tmp_path):
     )
     done = run(f"import jax\n{cell}")
     assert (done.returncode, "run all cells again" in done.stderr) == (1, True), done.stderr
+    environment["TXL_SOURCE"] = "file:///absent"  # now nothing is installed
     done = run(f"{cell}\n{told}")
     assert done.returncode == 0, done.stderr
     versions = set(json.loads(done.stdout))
