@@ -7,7 +7,9 @@
 # versions, if JAX finds no GPU, if a command failed, or if a test was skipped. A call ends after
 # SECONDS; the next call repeats the command that was cut off.
 set -euo pipefail
-out="${1:?benchmarks/gpu.sh OUT_FOLDER [SECONDS]}"
+out="$(realpath -m "${1:?benchmarks/gpu.sh OUT_FOLDER [SECONDS]}")"
+if [[ -n "${ORIGINAL-}" ]]; then ORIGINAL="$(realpath -m "$ORIGINAL")"; fi
+if [[ -n "${WHEELS-}" ]]; then WHEELS="$(realpath -m "$WHEELS")"; fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export XLA_PYTHON_CLIENT_PREALLOCATE=false   # the authors' program needs GPU memory too
 if [[ -n "${WHEELS-}" ]]; then

@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -184,27 +185,43 @@ def run(
     """
     tests = out / f"{name}.xml" if command[0] == "pytest" else None
     files = f"--junitxml={tests}" if tests else f"--out={out / name}.json"
-    for old in filter(None, (tests, out / f"{name}.done")):
+    for old in filter(None, (tests, out / f"{name}.done", out / f"{name}.json")):
         old.unlink(missing_ok=True)
     began = time.monotonic()
     with open(out / f"{name}.txt", "w", encoding="utf-8") as text:
-        try:
-            ended = subprocess.run(
-                [sys.executable, "-m", *command, files],
-                stdout=text,
-                stderr=subprocess.STDOUT,
-                env=environment(command, smoke),
-                timeout=min(limit, left),
-                check=False,
-            )
-            said = f"ended with {ended.returncode}" if ended.returncode else verdict(tests)
-        except subprocess.TimeoutExpired:
-            if left < limit:
-                return None
-            said = f"stopped after {limit:.0f} s"
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command, files],
+            stdout=text,
+            stderr=subprocess.STDOUT,
+            env=environment(command, smoke),
+            start_new_session=True,
+        )
+        code = finish(process, min(limit, left))
+    if code is None and left < limit:
+        return None
+    if code is None:
+        said = f"stopped after {limit:.0f} s"
+    else:
+        said = f"ended with {code}" if code else verdict(tests)
     print(f"{name}: {said} ({time.monotonic() - began:.0f} s)", flush=True)
     (out / f"{name}.done").write_text(said + "\n", encoding="utf-8")
     return said
+
+
+def finish(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Returns the exit code of the leader of a session.
+
+    After the seconds, or at an exception, kills all processes of its group, and returns ``None`` or
+    raises the exception.
+    """
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def verdict(tests: pathlib.Path | None) -> str:
@@ -242,4 +259,6 @@ def collect(out: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGHUP):  # ends the command too
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     main()

@@ -15,6 +15,8 @@ set -euo pipefail
 usage="benchmarks/ptb_gpu.sh CONFIG DATA WORKDIR OUT [SECONDS] [--config.KEY=VALUE ..]"
 config="${1:?$usage}" data="${2:?$usage}" workdir="${3:?$usage}" out="${4:?$usage}"
 shift 4
+data="$(realpath -m "$data")" workdir="$(realpath -m "$workdir")" out="$(realpath -m "$out")"
+if [[ -n "${WHEELS-}" ]]; then WHEELS="$(realpath -m "$WHEELS")"; fi
 seconds=560
 if [[ "${1-}" =~ ^[0-9]+$ ]]; then seconds="$1"; shift; fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

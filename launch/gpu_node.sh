@@ -7,7 +7,7 @@
 # If a GPU does not start, the error says why (JAX_PLATFORMS is cuda,cpu unless it is set).
 # TXL_DRY_RUN=1 prints the commands without running them. Not run on several machines yet.
 set -euo pipefail
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 # shellcheck source=launch/setup_env.sh
 source "$root/launch/setup_env.sh"
 if [[ -n "${COORDINATOR-}${NUM_NODES-}${NODE_RANK-}" ]]; then
@@ -19,11 +19,17 @@ if [[ -n "${COORDINATOR-}${NUM_NODES-}${NODE_RANK-}" ]]; then
   txl_launched_by env "COORDINATOR=$COORDINATOR" "NUM_NODES=$NUM_NODES" "NODE_RANK=$NODE_RANK" "$0"
 fi
 txl_launched_by "$0"
-if [[ -z "${TXL_DRY_RUN-}" && -z "$(command -v nvidia-smi)" ]] || ! txl_run nvidia-smi -L; then
-  printf 'nvidia-smi finds no GPU on this machine; use launch/local.sh to run on a CPU\n' >&2
-  exit 1
+if [[ -n "${TXL_DRY_RUN-}" ]]; then
+  txl_run nvidia-smi -L
+else
+  code=0
+  txl_list_gpus || code=$?
+  if ((code == 1)); then
+    printf 'nvidia-smi finds no GPU on this machine; use launch/local.sh to run on a CPU\n' >&2
+  fi
+  if ((code != 0)); then exit 1; fi
 fi
-TXL_EXTRAS="${TXL_EXTRAS-$(txl_cuda_extra)}"
+txl_choose_extras txl_cuda_extra
 txl_setup_env "$root"
 txl_require cuda
 txl_run exec "$TXL_PYTHON" -m txl_jax.main "$@"

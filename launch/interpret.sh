@@ -5,7 +5,7 @@
 # Makes an environment of its own, .venv-interpret, with the versions of launch/constraints.txt and
 # those below. The interpreter works on arrays of PyTorch, which nothing else here needs.
 set -euo pipefail
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 # shellcheck source=launch/setup_env.sh
 source "$root/launch/setup_env.sh"
 TXL_VENV="${TXL_VENV:-$root/.venv-interpret}"

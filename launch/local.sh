@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# One machine, whatever it has: CPU, one GPU, many GPUs, or a TPU VM (TXL_EXTRAS=tpu).
+# One machine, whatever it has: CPU, one GPU, many GPUs, or the TPU of a TPU VM.
 #   launch/local.sh --config=configs/quickstart.py --workdir=runs/quickstart
 # Makes the virtual environment on the first run; launch/setup_env.sh lists the variables that
 # configure it. TXL_DRY_RUN=1 prints the commands without running them.
 set -euo pipefail
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 # shellcheck source=launch/setup_env.sh
 source "$root/launch/setup_env.sh"
 txl_launched_by "$0"

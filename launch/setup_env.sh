@@ -3,13 +3,15 @@
 #   PYTHON      the Python to make it with; unset: the first of python3, python3.14 … python3.11
 #               that is 3.11 or newer and can make virtual environments
 #   TXL_VENV    the environment's folder; unset: .venv at the root of the repository
-#   TXL_EXTRAS  optional dependencies, e.g. "cuda13" or "tpu"; unset: where `nvidia-smi -L` finds a
-#               GPU, "cuda13" or "cuda12" by its driver, else none; empty: none, even beside a GPU
+#   TXL_EXTRAS  optional dependencies, e.g. "cuda13" or "gcs,hub". Unless it names cuda12, cuda13 or
+#               tpu, the one for this machine is added: "cuda13" or "cuda12" by the driver where
+#               `nvidia-smi -L` finds a GPU, or "tpu". Set but empty: none, even beside a GPU
 #   JAX_PLATFORMS  unset: a GPU or TPU that the extras are for must start, or the program ends
 #   TXL_DRY_RUN if not empty: this script and the others print every command instead of running it
 #
 # Versions are those of launch/constraints.txt. $TXL_VENV/txl-installed records the extras that were
 # installed and a hash of the files with their versions, so that a second run starts at once.
+# $TXL_VENV.lock is locked while one of them installs.
 # shellcheck shell=bash
 
 txl_run() { # txl_run COMMAND...: runs it; where TXL_DRY_RUN is set, prints it, quoted for a shell
@@ -74,6 +76,69 @@ txl_find_python() { # prints the path of a suitable Python, or fails and says wh
   return 1
 }
 
+txl_list_gpus() { # prints what nvidia-smi lists; 1: there is no GPU; 2, and says why: nvidia-smi fails
+  local said code=0
+  if [[ -z "$(command -v nvidia-smi)" ]]; then return 1; fi
+  said="$(nvidia-smi -L 2>&1)" || code=$?
+  if [[ "$said" == *"No devices were found"* ]]; then return 1; fi
+  if ((code == 0)); then printf '%s\n' "$said" && return; fi
+  if [[ "${JAX_PLATFORMS-}" == cpu ]]; then return 1; fi
+  printf 'nvidia-smi fails (exit code %s, "%s"): load the NVIDIA driver or update it, and reboot ' \
+    "$code" "${said//$'\n'/ }" >&2
+  printf 'after an update; to run on the CPU: JAX_PLATFORMS=cpu launch/local.sh\n' >&2
+  return 2
+}
+
+txl_has_tpu() { # txl_has_tpu [ROOT]: whether this machine has a TPU, as txl_jax/parallel/accelerators.py
+  local name value
+  for name in TPU_ACCELERATOR_TYPE TPU_WORKER_HOSTNAMES TPU_WORKER_ID; do
+    value="${!name:-WARNING}" # libtpu sets them to "WARNING…" if it finds no TPU
+    if [[ "$value" != WARNING* ]]; then return; fi
+  done
+  if compgen -G "${1-}/dev/accel[0-9]*" >/dev/null; then return; fi
+  # Other devices have such files too; 0x1ae0 is Google.
+  compgen -G "${1-}/dev/vfio/[0-9]*" >/dev/null &&
+    grep -qsx 0x1ae0 "${1-}"/sys/bus/pci/devices/*/vendor
+}
+
+txl_machine_extra() { # prints the extra for this machine's GPU or TPU, or nothing; fails and says why
+  local code=0
+  txl_list_gpus >/dev/null || code=$?
+  case "$code" in
+    0) txl_cuda_extra ;;
+    1)
+      if txl_has_tpu; then
+        printf 'tpu\n'
+      elif [[ -n "$(command -v nvidia-smi)" && "${JAX_PLATFORMS-}" != cpu ]]; then
+        printf 'nvidia-smi finds no GPU on this machine, so the CPU is used\n' >&2
+      fi
+      ;;
+    *) return 1 ;;
+  esac
+}
+
+txl_job_extra() { # prints the extra for the GPUs of a job; cuda13 where this machine has none
+  local code=0
+  txl_list_gpus >/dev/null || code=$?
+  case "$code" in
+    0) txl_cuda_extra ;;
+    1) printf 'cuda13\n' ;;
+    *) return 1 ;;
+  esac
+}
+
+txl_choose_extras() { # txl_choose_extras COMMAND [EXTRA...]: adds the extra that COMMAND prints to
+  # $TXL_EXTRAS, unless that is set and empty, or an extra for GPUs or TPUs is there
+  local choose="$1" extra
+  if [[ -n "${TXL_EXTRAS+set}" && -z "${TXL_EXTRAS//[[:space:],]/}" ]]; then return; fi
+  extra=" ${*:2} ${TXL_EXTRAS-} "
+  case "${extra//[[:space:]]/,}" in
+    *,cuda12,* | *,cuda13,* | *,tpu,*) return ;;
+  esac
+  extra="$("$choose")" || return
+  if [[ -n "$extra" ]]; then TXL_EXTRAS="${TXL_EXTRAS:+$TXL_EXTRAS,}$extra"; fi
+}
+
 txl_cuda_extra() { # prints the extra for this machine's driver and GPUs, or fails and says why
   local answer driver major capability newest=13
   answer="$(nvidia-smi --query-gpu=driver_version,compute_cap --format=csv,noheader 2>/dev/null)" ||
@@ -102,6 +167,10 @@ txl_cuda_extra() { # prints the extra for this machine's driver and GPUs, or fai
 
 txl_require() { # txl_require PLATFORM: JAX must start it; if it does not, the program says why
   if [[ -z "${JAX_PLATFORMS+set}" ]]; then txl_run export "JAX_PLATFORMS=$1,cpu"; fi
+  if [[ "${JAX_PLATFORMS-}" == cpu* ]]; then
+    printf 'JAX_PLATFORMS=%s is set, so every process uses the CPU; unset it to use %s\n' \
+      "$JAX_PLATFORMS" "$1" >&2
+  fi
 }
 
 txl_require_extras() { # JAX must start what the extras are for
@@ -112,6 +181,7 @@ txl_require_extras() { # JAX must start what the extras are for
 }
 
 txl_name_env() { # txl_name_env ROOT: sets $TXL_VENV, $TXL_PYTHON, and the caller's stamp and key
+  set -- "$(cd "$1" && pwd -P)" # the same name also for who came through a link
   TXL_VENV="${TXL_VENV:-$1/.venv}"
   if [[ "$TXL_VENV" != /* ]]; then TXL_VENV="$PWD/$TXL_VENV"; fi
   TXL_PYTHON="$TXL_VENV/bin/python"
@@ -120,16 +190,16 @@ txl_name_env() { # txl_name_env ROOT: sets $TXL_VENV, $TXL_PYTHON, and the calle
 }
 
 txl_use_env() { # txl_use_env ROOT: sets $TXL_PYTHON; fails if no environment was made for this GPU
-  local key stamp wanted=cuda13 word pattern made lacks=""
+  local key stamp asked="${TXL_EXTRAS-}" wanted word pattern made lacks=""
   txl_name_env "$1"
   if [[ -n "${TXL_DRY_RUN-}" ]]; then return; fi
-  if nvidia-smi -L >/dev/null 2>&1; then wanted="$(txl_cuda_extra)" || return; fi
-  wanted="${TXL_EXTRAS-$wanted}"
+  txl_choose_extras txl_job_extra || return
+  wanted="$TXL_EXTRAS"
   made="$(grep -F "$key [" "$stamp" 2>/dev/null || true)"
   if [[ -z "$made" || ! -x "$TXL_PYTHON" ]]; then lacks=yes; fi
   for word in ${wanted//,/ }; do
     pattern="$word"
-    if [[ "$word" == cuda13 && -z "${TXL_EXTRAS+set}" ]]; then
+    if [[ "$word" == cuda13 && "$asked" != *cuda13* ]]; then
       pattern="cuda1[23]" # drivers for CUDA 13 run CUDA 12 too
     fi
     if ! grep -Eq "\[(.*,)?$pattern(,.*)?\]\$" <<<"$made"; then lacks=yes; fi
@@ -143,31 +213,56 @@ txl_use_env() { # txl_use_env ROOT: sets $TXL_PYTHON; fails if no environment wa
 }
 
 txl_setup_env() { # txl_setup_env ROOT [EXTRA...]: makes the environment; sets $TXL_PYTHON
-  local root="$1" extras key others python stamp drop
+  local root="$1" extras key stamp drop forget=none
   shift
-  if [[ -z "${TXL_EXTRAS+set}" ]] && nvidia-smi -L >/dev/null 2>&1; then
-    TXL_EXTRAS="$(txl_cuda_extra)" || return
-  fi
+  txl_choose_extras txl_machine_extra "$@" || return
   extras="$(tr -s '[:space:],' '[\n*]' <<<"$* ${TXL_EXTRAS-}" | sed '/^$/d' | sort -u | paste -sd, -)"
   case ",$extras," in
     *,cuda12,cuda13,*)
       printf 'TXL_EXTRAS=%s: give cuda12 or cuda13, not both\n' "$extras" >&2
       return 1
       ;;
-    *,cuda12,*) drop=cuda13 ;;
-    *,cuda13,*) drop=cuda12 ;;
+    *,compile-cuda,*cuda12,*)
+      printf 'TXL_EXTRAS=%s: compile-cuda has the plugin of CUDA 13, and JAX takes one CUDA plugin; ' \
+        "$extras" >&2
+      printf 'make an environment of its own: ' >&2
+      printf 'TXL_VENV=.venv-compile TXL_EXTRAS= launch/install.sh compile-cuda\n' >&2
+      return 1
+      ;;
+    *,cuda12,*) drop=cuda13 forget="cuda13|compile-cuda" ;;
+    *,cuda13,* | *,compile-cuda,*) drop=cuda12 forget=cuda12 ;;
     *) drop="" ;;
   esac
   txl_name_env "$root"
-  if [[ -x "$TXL_PYTHON" ]] && grep -qxF "$key [$extras]" "$stamp" 2>/dev/null; then return; fi
+  if txl_is_installed; then return; fi
+  if [[ -n "${TXL_DRY_RUN-}" || -z "$(command -v flock)" ]]; then
+    txl_install
+    return
+  fi
+  mkdir -p "$(dirname "$TXL_VENV")"
+  { # one installation at a time, also of machines that share the disk
+    if ! flock -n 9; then
+      printf 'Waiting for an installation in %s to end\n' "$TXL_VENV" >&2
+      flock 9 || printf 'this disk has no locks: no other machine may install in %s now\n' \
+        "$TXL_VENV" >&2
+    fi
+    if ! txl_is_installed; then txl_install; fi
+  } 9>"${TXL_VENV%/}.lock"
+}
 
+txl_is_installed() { # whether the caller's $extras are in $TXL_VENV
+  [[ -x "$TXL_PYTHON" ]] && grep -qxF "$key [$extras]" "$stamp" 2>/dev/null
+}
+
+txl_install() { # installs the caller's $extras
+  local python others
   if ! "$TXL_PYTHON" -m pip --version >/dev/null 2>&1; then
     python="$(txl_find_python)" || return
     printf 'Making %s with %s\n' "$TXL_VENV" "$python" >&2
     txl_run "$python" -m venv "$TXL_VENV"
   fi
   # Other extras stay recorded only if they were installed from these same files.
-  others="$(grep -F "$key [" "$stamp" 2>/dev/null | grep -v "[[,]${drop:-none}[],]" || true)"
+  others="$(grep -F "$key [" "$stamp" 2>/dev/null | grep -Ev "[[,]($forget)[],]" || true)"
   txl_run rm -f "$stamp"
   if [[ -n "$drop" ]]; then # JAX takes one CUDA plugin
     txl_run "$TXL_PYTHON" -m pip --quiet uninstall --yes "jax-$drop-plugin" "jax-$drop-pjrt" >&2

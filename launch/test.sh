@@ -7,7 +7,7 @@
 # Makes the virtual environment on the first run; launch/setup_env.sh lists the variables that
 # configure it.
 set -euo pipefail
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 # shellcheck source=launch/setup_env.sh
 source "$root/launch/setup_env.sh"
 txl_setup_env "$root" test

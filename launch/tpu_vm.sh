@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs on a Cloud TPU VM or a pod, from your own machine, where gcloud is installed and signed in.
 #   export TPU_NAME=txl ZONE=us-west4-a ACCELERATOR_TYPE=v5litepod-16
-#   export RUNTIME_VERSION=v2-alpha-tpuv5-lite   # v5p: v2-alpha-tpuv5; v6e: v2-alpha-tpuv6e
+#   export RUNTIME_VERSION=v2-alpha-tpuv5-lite   # v5p: v2-alpha-tpuv5; v6e: v2-alpha-tpuv6e; v4: tpu-ubuntu2204-base
 #   launch/tpu_vm.sh create      TPU_FLAGS: more flags for gcloud, such as --spot
 #   launch/tpu_vm.sh setup       copies this folder to every worker and makes the environment there;
 #                                TPU_SETUP: a command for every worker, such as to mount storage
@@ -16,7 +16,7 @@
 # is switched off; on each worker its output is in txl_jax.log. TXL_DRY_RUN=1 prints the commands
 # without running them. Not run on a real TPU yet.
 set -euo pipefail
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 # shellcheck source=launch/setup_env.sh
 source "$root/launch/setup_env.sh"
 usage='create, setup, run, resume, stop or delete'

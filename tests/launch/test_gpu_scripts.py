@@ -1,11 +1,15 @@
 """Programs for a rented GPU: their commands are valid, and rehearsals on a CPU succeed."""
 
+import fcntl
 import json
 import os
 import pathlib
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import shared_files
@@ -107,6 +111,96 @@ def test_a_cut_command_is_told_from_one_that_is_too_slow_and_from_one_that_fails
     assert run("fails", 60, 60) == "ended with 3"
     assert run("works", 60, 60) == "ok"
     assert done(out) == {"sleeps": "stopped after 0 s", "fails": "ended with 3", "works": "ok"}
+
+
+def test_a_command_that_is_repeated_and_fails_keeps_no_figures_of_before(stub, tmp_path):
+    out, failing = tmp_path / "out", tmp_path / "failing"
+    out.mkdir()
+    writes = "import os, pathlib, sys\n"
+    writes += f"if os.path.exists({str(failing)!r}): raise SystemExit(3)\n"
+    stub(figures=writes + "pathlib.Path(sys.argv[-1].partition('=')[2]).write_text('1')")
+    for expected, files in (("ok", ["figures.json"]), ("ended with 3", [])):
+        said = gpu_pass.run(out, "figures", ["figures"], 60, 60, smoke=True)
+        assert (said, [path.name for path in out.glob("*.json")]) == (expected, files)
+        failing.touch()
+
+
+LOCKS = """
+import fcntl, pathlib, subprocess, sys, time
+if len(sys.argv) < 3:
+    subprocess.Popen([sys.executable, __file__, "child", "child"])
+else:
+    file = open(FOLDER + "/lock", "w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    pathlib.Path(FOLDER, "held").touch()
+time.sleep(600)
+"""
+
+
+def test_a_command_that_is_stopped_leaves_no_process_on_the_gpu(stub, tmp_path):
+    """A child of the command holds a lock until it ends; a longer limit lets it start."""
+    out = tmp_path / "out"
+    out.mkdir()
+    stub(parent=f"FOLDER = {str(tmp_path)!r}\n{LOCKS}")
+    limits = iter((1, 4, 16, 64))
+    while not (tmp_path / "held").exists():
+        said = gpu_pass.run(out, "parent", ["parent"], limit := next(limits), 600, smoke=True)
+        assert said == f"stopped after {limit} s"
+    with open(tmp_path / "lock", "w") as file:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                assert time.monotonic() < deadline, "the child is still there"
+                time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_pass_that_is_told_to_end_ends_its_command(tmp_path, number):
+    """Stands for the command by a package benchmarks.gpu_image that holds a lock."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'benchmarks.gpu_image' in sys.orig_argv:\n"
+        f"    FOLDER = {str(tmp_path)!r}\n    sys.argv = ['a', 'b', 'c']\n"
+        + "".join(f"    {line}\n" for line in LOCKS.splitlines())
+    )
+    added = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    words = [sys.executable, "-m", "benchmarks.gpu_pass", f"--out={tmp_path / 'out'}", "--smoke"]
+    process = subprocess.Popen(words, env=os.environ | added, cwd=ROOT)
+    while not (tmp_path / "held").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
+    with open(tmp_path / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("script", ["gpu.sh", "ptb_gpu.sh"])
+def test_folders_are_those_of_the_folder_where_the_command_was_typed(tmp_path, script):
+    """A fake Python prints its arguments."""
+    (tmp_path / "repository").mkdir()
+    shutil.copytree(ROOT / "benchmarks", tmp_path / "repository" / "benchmarks")
+    python = tmp_path / "python"
+    python.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    first = ["out"] if script == "gpu.sh" else ["configs/ptb.py", "data", "run", "out"]
+    ended = subprocess.run(
+        ["bash", tmp_path / "repository" / "benchmarks" / script, *first],
+        env=os.environ | {"PYTHON": str(python), "ORIGINAL": "peer", "WHEELS": "wheels"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    names = {"--find-links": "wheels", "--out": "out", "--original": "peer"}
+    if script == "ptb_gpu.sh":
+        names = {"--find-links": "wheels", "--workdir": "run", "--config.data.path": "data"}
+        assert (tmp_path / "out" / "log.txt").exists()
+    given = dict(word.split("=", 1) for word in ended.stdout.splitlines() if "=" in word)
+    assert {flag: given[flag] for flag in names} == {f: str(tmp_path / n) for f, n in names.items()}
 
 
 @pytest.mark.slow

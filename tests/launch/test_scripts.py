@@ -1,5 +1,6 @@
 """The launch scripts install pinned versions by themselves; a dry run prints the commands."""
 
+import concurrent.futures
 import os
 import pathlib
 import shlex
@@ -302,6 +303,55 @@ def test_a_driver_older_than_every_cuda_is_an_error_before_anything_is_installed
     assert not (project.root / ".venv").exists()
 
 
+NO_DRIVER = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that"
+    " the latest NVIDIA driver is installed and running."
+)
+MISMATCH = (
+    "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.95"
+)
+NO_DEVICES = "No devices were found"
+
+
+def failing_smi(code, said):
+    return f"#!/bin/bash\necho {shlex.quote(said)}\nexit {code}\n"
+
+
+@pytest.mark.parametrize(("code", "said"), [(9, NO_DRIVER), (18, MISMATCH), (255, "")])
+@pytest.mark.parametrize("script", ["local.sh", "gpu_node.sh", "install.sh", "slurm.sbatch"])
+def test_an_nvidia_smi_that_fails_is_an_error_that_repeats_its_words(project, script, code, said):
+    project.program("nvidia-smi", failing_smi(code, said))
+    done, installs = project(script=script, **SLURM, SLURM_SUBMIT_DIR=str(project.root))
+    assert (done.returncode, done.stdout, installs) == (1, "", [])
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"nvidia-smi fails (exit code {code}, ")
+    assert all(part in line for part in said.splitlines())
+    assert "reboot" in line
+    assert "JAX_PLATFORMS=cpu launch/local.sh" in line
+    assert not (project.root / ".venv").exists()
+
+
+@pytest.mark.parametrize("settings", [{"JAX_PLATFORMS": "cpu"}, {"TXL_EXTRAS": ""}])
+def test_beside_an_nvidia_smi_that_fails_the_cpu_is_used_on_purpose(project, settings):
+    project.program("nvidia-smi", failing_smi(9, NO_DRIVER))
+    done, installs = project(**settings)
+    assert done.returncode == 0, done.stderr
+    assert "nvidia-smi" not in done.stderr
+    assert installs[0].endswith(" .")
+
+
+@pytest.mark.parametrize("code", [0, 6])
+def test_an_nvidia_smi_without_devices_is_no_gpu_and_is_told(project, code):
+    project.program("nvidia-smi", failing_smi(code, NO_DEVICES))
+    done, installs = project(script="gpu_node.sh")
+    assert (done.returncode, done.stdout, installs) == (1, "", [])
+    assert "nvidia-smi finds no GPU on this machine; use launch/local.sh" in done.stderr
+    done, installs = project()
+    assert done.returncode == 0, done.stderr
+    assert installs[0].endswith(" .")
+    assert done.stderr.count("nvidia-smi finds no GPU on this machine, so the CPU is used\n") == 1
+
+
 def test_one_environment_never_has_two_versions_of_cuda(project):
     uninstalls = project.root.parent / "uninstalls"
     noted = FAKE_PYTHON.replace(
@@ -321,6 +371,24 @@ def test_one_environment_never_has_two_versions_of_cuda(project):
     assert "give cuda12 or cuda13, not both" in done.stderr
 
 
+def test_compiling_for_absent_gpus_and_cuda12_are_in_two_environments(project):
+    """The extra compile-cuda has the plugin of CUDA 13."""
+    project.program("nvidia-smi", nvidia_smi("550.54.14, 9.0"))
+    for settings in ({"TXL_EXTRAS": "cuda12 compile-cuda"}, {"TXL_EXTRAS": "compile-cuda"}):
+        done, installs = project(**settings)
+        assert (done.returncode, done.stdout, installs) == (1, "", [])
+        (line,) = done.stderr.splitlines()
+    fix = line.rpartition(": ")[2]
+    assert fix == "TXL_VENV=.venv-compile TXL_EXTRAS= launch/install.sh compile-cuda"
+    done, installs = project("compile-cuda", script="install.sh", TXL_EXTRAS="")
+    assert installs[-1].endswith(" .[compile-cuda]")
+    project()
+    _, installs = project("compile-cuda", script="install.sh", TXL_EXTRAS="")
+    assert [line.rpartition(" ")[2] for line in installs] == [
+        *(".[compile-cuda]", ".[cuda12]", ".[compile-cuda]")  # each removes the other's plugin
+    ]
+
+
 TELLS_PLATFORMS = FAKE_PYTHON.replace('*) echo "$PWD: ${@:2}"', '*) echo "${JAX_PLATFORMS-unset}"')
 
 
@@ -331,7 +399,8 @@ TELLS_PLATFORMS = FAKE_PYTHON.replace('*) echo "$PWD: ${@:2}"', '*) echo "${JAX_
         ("local.sh", {"TXL_EXTRAS": ""}, "unset"),
         ("local.sh", {"TXL_EXTRAS": "tpu"}, "tpu,cpu"),
         ("local.sh", {"TXL_EXTRAS": "subword, tpu"}, "tpu,cpu"),
-        ("local.sh", {"TXL_EXTRAS": "compile-cuda"}, "unset"),
+        ("local.sh", {"TXL_EXTRAS": "gcs"}, "cuda,cpu"),
+        ("local.sh", {"TXL_EXTRAS": "compile-cuda, gcs"}, "cuda,cpu"),
         ("local.sh", {"TXL_EXTRAS": "cuda12", "JAX_PLATFORMS": "cpu"}, "cpu"),
         ("gpu_node.sh", {}, "cuda,cpu"),
         ("gpu_node.sh", {"TXL_EXTRAS": ""}, "cuda,cpu"),
@@ -347,11 +416,116 @@ def test_an_accelerator_that_is_expected_must_start(project, script, variables, 
     assert done.stdout.splitlines()[-1] == platforms
 
 
+@pytest.mark.parametrize(
+    ("machine", "asked", "extras", "platforms"),
+    [
+        ("gpu", "gcs", "[cuda13,gcs]", "cuda,cpu"),
+        ("gpu", "hub gcs", "[cuda13,gcs,hub]", "cuda,cpu"),
+        ("gpu", "gcs,cuda12", "[cuda12,gcs]", "cuda,cpu"),
+        ("gpu", "tpu", "[tpu]", "tpu,cpu"),
+        ("gpu", " ", "", "unset"),
+        ("tpu", None, "[tpu]", "tpu,cpu"),
+        ("tpu", "gcs", "[gcs,tpu]", "tpu,cpu"),
+        ("tpu", "", "", "unset"),
+        ("no tpu", None, "", "unset"),
+        ("none", "gcs", "[gcs]", "unset"),
+    ],
+)
+def test_the_extra_of_the_machine_is_added_to_those_that_are_asked_for(
+    project, machine, asked, extras, platforms
+):
+    project.program("python3", TELLS_PLATFORMS)
+    if machine == "gpu":
+        project.program("nvidia-smi", nvidia_smi("580.95.05, 9.0"))
+    settings = {} if asked is None else {"TXL_EXTRAS": asked}
+    types = {"tpu": "v5litepod-4", "no tpu": "WARNING: could not determine TPU accelerator type"}
+    if machine in types:
+        settings["TPU_ACCELERATOR_TYPE"] = types[machine]
+    done, installs = project(**settings)
+    assert done.returncode == 0, done.stderr
+    assert installs[0].endswith(f" .{extras}")
+    assert done.stdout.splitlines()[-1] == platforms
+
+
+@pytest.mark.parametrize(
+    ("files", "variables", "found"),
+    [
+        ({}, {}, False),
+        ({"dev/accel0": ""}, {}, True),
+        ({"dev/accel/accel0": ""}, {}, False),  # the accelerators of other companies
+        ({"dev/vfio/0": "", "sys/bus/pci/devices/a/vendor": "0x1ae0\n"}, {}, True),
+        ({"dev/vfio/0": "", "sys/bus/pci/devices/a/vendor": "0x10de\n"}, {}, False),
+        ({"dev/vfio/vfio": "", "sys/bus/pci/devices/a/vendor": "0x1ae0\n"}, {}, False),
+        ({}, {"TPU_WORKER_HOSTNAMES": "localhost"}, True),
+        ({}, {"TPU_WORKER_ID": "0"}, True),
+        ({}, {"TPU_WORKER_ID": "WARNING: none"}, False),
+        ({}, {"TPU_WORKER_ID": ""}, True),
+    ],
+)
+def test_a_tpu_is_known_by_its_files_or_its_variables(tmp_path, files, variables, found):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    words = f"source launch/setup_env.sh; txl_has_tpu {shlex.quote(str(tmp_path))}"
+    settings = {"PATH": os.environ["PATH"], **variables}
+    done = subprocess.run(["bash", "-euc", words], cwd=ROOT, env=settings, check=False)
+    assert done.returncode == (0 if found else 1)
+
+
+@pytest.mark.parametrize("script", ["local.sh", "gpu_node.sh", "slurm.sbatch"])
+def test_a_cpu_that_is_used_beside_gpus_is_told_in_one_line(project, slurm, script):
+    project.program("nvidia-smi", nvidia_smi("580.95.05, 9.0"))
+    project.program("srun", "#!/bin/bash\necho trained\n")
+    project(script="install.sh")
+    settings = SLURM | {"SLURM_SUBMIT_DIR": str(project.root), "JAX_PLATFORMS": "cpu"}
+    done, _ = project(*RUN, script=script, **settings)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("JAX_PLATFORMS=cpu is set, so every process uses the CPU; unset it")
+
+
 def test_the_environment_may_be_elsewhere(project):
     done, _ = project(TXL_VENV="mine", script="test.sh")
     assert done.returncode == 0, done.stderr
     assert (project.home / "mine" / "txl-installed").exists()
     assert not (project.root / ".venv").exists()
+
+
+def test_a_repository_reached_through_a_link_is_the_same_repository(project, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(project.root)
+    for launch in (link / "launch", project.root / "launch", link / "launch"):
+        done, installs = project(script=launch / "local.sh")
+        assert done.returncode == 0, done.stderr
+    assert len(installs) == 1
+
+
+SLOW_INSTALL = FAKE_PYTHON.replace(
+    '"pip install") ',
+    '"pip install") mkdir "$FAKE_LOG.busy" || exit 1; sleep 1; rmdir "$FAKE_LOG.busy"; ',
+)
+
+
+def test_machines_that_share_an_environment_install_in_turn_and_train_together(project):
+    """The fake pip fails while another one runs; the fake training fails if it has the lock."""
+    project.link("flock", "rmdir", "sleep")
+    trains = '*) [ -e /proc/$$/fd/9 ] && exit 1; echo "$PWD: ${@:2}"'
+    project.program("python3", SLOW_INSTALL.replace('*) echo "$PWD: ${@:2}"', trains))
+    settings = [{}, {}, {"TXL_EXTRAS": "hub"}]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        ended = [job.result() for job in [pool.submit(project, **s) for s in settings]]
+    for done, _ in ended:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith(": txl_jax.main\n")
+    _, installs = project()
+    assert sorted(line.rpartition(" ")[2] for line in installs) == [".", ".[hub]"]
+
+
+def test_where_a_disk_has_no_locks_the_installation_says_so_and_goes_on(project):
+    project.program("flock", "#!/bin/bash\necho 'flock: 9: No locks available' >&2\nexit 71\n")
+    done, installs = project()
+    assert (done.returncode, len(installs)) == (0, 1)
+    assert "no other machine may install" in done.stderr
 
 
 def test_an_old_python_is_passed_over_for_a_newer_one(project):
@@ -681,6 +855,9 @@ def test_a_slurm_job_trains_distributed_in_the_environment_of_the_login_node(slu
         ("cuda13", "580.95.05, 9.0", "cuda13 hub", "cuda13 hub"),
         ("", None, "", None),
         (None, None, "", ""),
+        ("gcs", "580.95.05, 9.0", "gcs", "gcs,cuda13"),
+        ("gcs cuda12", "580.95.05, 9.0", "gcs", None),
+        ("gcs cuda13", "550.54.14, 9.0", "gcs", "gcs,cuda12"),
     ],
 )
 def test_a_slurm_job_never_installs_and_names_the_command_for_what_it_lacks(
@@ -699,6 +876,19 @@ def test_a_slurm_job_never_installs_and_names_the_command_for_what_it_lacks(
         assert (done.returncode, done.stdout) == (1, "")
         quoted = shlex.quote(lacks) if lacks else "''"
         assert f": TXL_EXTRAS={quoted} launch/install.sh\n" in done.stderr
+
+
+@pytest.mark.parametrize("through_link", ["installed", "submitted"])
+def test_a_slurm_job_knows_an_environment_that_was_made_through_a_link(
+    slurm, project, tmp_path, through_link
+):
+    """bash keeps a link in the name of its folder, and sbatch does not."""
+    link = tmp_path / "link"
+    link.symlink_to(project.root)
+    made, submitted = (link, project.root)[:: 1 if through_link == "installed" else -1]
+    project(script=made / "launch" / "install.sh", TXL_EXTRAS="cuda13")
+    done, _ = slurm("echo trained", made=None, SLURM_SUBMIT_DIR=str(submitted))
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
 
 
 def test_a_slurm_job_uses_no_environment_of_other_requirements(slurm, project):
@@ -735,6 +925,19 @@ LAUNCHED = {
 }
 
 
+OF_JOB = {
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_JOB_PARTITION": "gpu",
+    "SLURM_JOB_ACCOUNT": "lab",
+    "SLURM_JOB_QOS": "long",
+    "SLURM_GPUS_PER_NODE": "h100:4",
+    "SLURM_CPUS_PER_TASK": "6",
+    "SLURM_MEM_PER_NODE": "65536",
+    "SLURM_JOB_START_TIME": "1760000000",
+    "SLURM_JOB_END_TIME": "1760005400",
+}
+
+
 @pytest.mark.parametrize("case", [*LAUNCHED, "slurm"])
 def test_the_program_learns_the_command_that_was_typed(project, slurm, case):
     """A fake Python prints the variables instead of training."""
@@ -742,8 +945,11 @@ def test_the_program_learns_the_command_that_was_typed(project, slurm, case):
     project.program("python3", tells)
     project.program("nvidia-smi", nvidia_smi("580.95.05, 9.0"))
     if case == "slurm":
-        done, _ = slurm(SLURM_JOB_NUM_NODES="2")
-        script, added = ["sbatch", "--nodes=2", "launch/slurm.sbatch"], "--distributed"
+        done, _ = slurm(**OF_JOB)
+        options = ["--nodes=2", "--partition=gpu", "--account=lab", "--qos=long"]
+        options += ["--gpus-per-node=h100:4", "--ntasks-per-node=4", "--cpus-per-task=6"]
+        options += ["--mem=65536", "--time=90"]
+        script, added = ["sbatch", *options, "launch/slurm.sbatch"], "--distributed"
     else:
         name, variables, before = LAUNCHED[case]
         done, _ = project(*RUN, script=name, **variables)
