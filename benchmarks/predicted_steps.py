@@ -28,11 +28,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from benchmarks import attention_cycles, program_kernels
 from benchmarks.interleaved import changes
 from benchmarks.program_kernels import Kernel
 from txl_jax.config import ExperimentConfig, load_config, override
+from txl_jax.model.kernels import AttentionInputs, triton
+from txl_jax.model.masks import attention_mask
+from txl_jax.model.positions import Positions
 from txl_jax.model.precision import resolved
 from txl_jax.planning.compile_ahead import compiler_options
 from txl_jax.planning.costs import KINDS
@@ -46,7 +50,7 @@ from txl_jax.training.plan import training_mesh
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
 PRODUCTS, TRAFFIC, ISSUE = 0.75, 0.5, 0.8
 """The shares of a chip's published rates that kernels reach."""
-_PRODUCTS = dict(zip(attention_cycles.KERNELS, (1, 2, 4, 2, 1), strict=True))
+PRODUCTS_OF = dict(zip(attention_cycles.KERNELS, (1, 2, 4, 2, 1), strict=True))
 """How many products of queries with keys each attention kernel computes."""
 
 
@@ -111,18 +115,22 @@ def attention_launches(
     if not fused:
         return {}
     c, t = exp.model, exp.train
-    length = t.context_len + t.seg_len
-    reach = {False: t.mem_len + length, "pytorch": t.mem_len - 1, "tf": t.mem_len}[c.same_length]
+    dtype = jnp.dtype(c.dtype)
     capability = round(float(GPUS[kind].capability.rstrip("a")) * 10)
-    counted = attention_cycles.counted(c.d_head, jnp.dtype(c.dtype), capability, c.dropatt)
+    counted = attention_cycles.counted(c.d_head, dtype, capability, c.dropatt)
     of = {x.kernel: x for x in counted}
+    filled = jnp.full(1, t.mem_len)
+    mask = attention_mask(t.context_len + t.seg_len, filled, t.mem_len, c.same_length)
+    zeros = lambda *sides: jnp.zeros((*sides, c.d_head), dtype)
+    q, keys, r = zeros(1, 1, mask.seg_len), zeros(1, 1, mask.n_keys), zeros(1, mask.n_keys)
+    form = triton.form_of(AttentionInputs(q, keys, keys, Positions(r=r), mask), capability)
     heads = next(k.results[0][0] for name, k in fused.values() if name == "position_scores")
     launches = {}
     for name, (kernel, _) in fused.items():
         x = of[kernel]
-        inside, edges = tiles(x.tiling.sizes, length, t.mem_len, reach)
+        inside, edges = tiles(kernel, dtype, form)
         cycles = inside * x.cycles + edges * (x.cycles if x.edge is None else x.edge)
-        flops = _PRODUCTS[kernel] * 2 * 4096 * c.d_head * (inside + edges)
+        flops = PRODUCTS_OF[kernel] * 2 * 4096 * c.d_head * (inside + edges)
         launches[name] = Attention(kernel, heads * cycles, heads * flops)
     return launches
 
@@ -136,28 +144,57 @@ def attention_kernel(k: Kernel) -> str:
     return found[1].decode() if found else ""
 
 
-def tiles(sizes: Mapping[str, int], t: int, m: int, reach: int) -> tuple[float, float]:
+def tiles(kernel: str, dtype: Any, f: triton.Form) -> tuple[float, float]:
     """Returns how many blocks of 64 x 64 scores of a row and head have no edge, and have an edge.
 
-    An edge is one of the attention mask. The T queries follow a full memory of M slots, and each
-    sees ``reach`` keys back.
+    An edge is one of the attention mask; the memory is full. The loops are those of
+    triton_tiles.py, in which three kernels have no mask.
     """
-    if "SQ" in sizes:
-        queries, keys = sizes["SQ"], sizes["SK"]
-        inside = edges = 0
-        for first in range(0, t, queries):
-            last = min(first + queries, t) - 1
-            for key in range(max(0, m + first - reach) // keys * keys, m + last + 1, keys):
-                whole = key + keys - 1 <= m + first and key >= m + last - reach
-                inside, edges = inside + whole, edges + (not whole)
-        return inside * queries * keys / 4096, edges * queries * keys / 4096
-    rows, step = sizes["SX"], sizes["SD"]
-    every = next(n for n in (8, 4, 2) if -(-t // n) >= rows or n == 2)
-    count = 0
-    for first in range(0, -(-t // every), rows):
-        span = min(m + every * (first + rows), reach + every * rows)
-        count += -(-span // step) * every
-    return count * rows * step / 4096, 0.0
+    sizes = triton.tiling(kernel, dtype, f).sizes
+    if "SQ" not in sizes:
+        return _steps(kernel, dtype, f) * sizes["SX"] * sizes["SD"] / 4096, 0.0
+    t, m, reach = f.t, f.k - f.t, f.k - 1 - f.far
+    queries, keys = sizes["SQ"], sizes["SK"]
+    inside = edges = 0
+    for first in range(0, t, queries):
+        last = min(first + queries, t) - 1
+        for key in range(max(0, m + first - reach) // keys * keys, m + last + 1, keys):
+            whole = key + keys - 1 <= m + first and key >= m + last - reach
+            whole = whole and (kernel == "forward" or first + queries <= t)
+            inside, edges = inside + whole, edges + (not whole)
+    return inside * queries * keys / 4096, edges * queries * keys / 4096
+
+
+def _steps(kernel: str, dtype: Any, f: triton.Form) -> int:
+    """Returns how often the loop of a kernel runs whose tiles have every EVERY-th query."""
+    rows, step = triton.tiling(kernel, dtype, f).sizes.values()
+    t, m, reach, every = f.t, f.k - f.t, f.k - 1 - f.far, f.every
+    ceil: Any = lambda x, of: -(-x // of)
+    parts = ceil(ceil(t, every), rows)
+    if kernel == "gradient_of_distances":
+        last = t - 1 - np.arange(every)
+        y = np.arange(ceil(f.r + every, step))[:, None] * (step // every) - ceil(last, every)
+        begin = np.maximum(-y - step // every + 1, 0) // rows
+        steps = np.minimum(ceil(ceil(f.k, every) - y, rows), parts) - begin
+        steps = np.where(last + y * every + step > f.far, steps, 0)
+        return int(np.maximum(steps, 0).sum())
+    x = np.arange(parts * rows).reshape(parts, rows, 1)
+    query = x * every + np.arange(every)
+    exists = query < t
+    if kernel == "position_scores":
+        low = np.where(exists, np.maximum(m + query - reach, 0), 1 << 30) // every - x
+        high = np.where(exists, m + query, 0) // every - x
+        steps = ceil(high.max(1) + 1 - low.min(1), step // every)
+    else:
+        queries, keys = triton.tiling("gradient_of_keys", dtype, f).sizes.values()
+        first = query // queries * queries
+        last = np.minimum(first + queries, t) - 1
+        low = np.where(exists, np.maximum(m + first - reach, 0) // keys * keys, f.padded)
+        limit = np.where(exists, ((m + last) // keys + 1) * keys, 0)
+        by_key = ceil(limit.max(1), step) - low.min(1) // step
+        low, limit = low // every - x, limit // every - x
+        steps = np.maximum(by_key, ceil((limit.max(1) - low.min(1)) * every, step))
+    return int(np.maximum(steps, 0).sum())
 
 
 def took(k: Kernel, fused: Mapping[str, Attention], kind: str) -> float:

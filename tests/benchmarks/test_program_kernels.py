@@ -4,10 +4,13 @@
 
 import textwrap
 
+import jax.numpy as jnp
 import pytest
 
 from benchmarks import measured_step, predicted_steps, program_kernels
 from benchmarks.program_kernels import Kernel, iterations, kernels
+from txl_jax.model.kernels import triton
+from txl_jax.model.masks import AttentionMask
 from txl_jax.planning.run_programs import Flops
 
 PROGRAM = textwrap.dedent("""\
@@ -273,14 +276,39 @@ def test_kinds_operations_and_places_are_read_from_the_text(found):
     assert found["cast"].source == "optimizer and rest"
 
 
+def form(t: int, m: int, h: int, reach: int | None = None) -> triton.Form:
+    reach = m + t - 1 if reach is None else reach
+    return triton.Form(1, 1, t, m + t, h, m + t, m + t - 1 - reach, 0, 90)
+
+
 def test_tiles_cover_what_the_queries_see_and_only_the_last_ones_cross_the_edge():
-    by_key = {"SQ": 64, "SK": 64}
-    assert predicted_steps.tiles(by_key, 256, 128, 10**6) == (2 + 3 + 4 + 5, 4)
-    assert predicted_steps.tiles(by_key, 64, 64, 63) == (0, 2)  # a window has two edges
-    by_class = {"SX": 32, "SD": 64}
-    # There are 8 classes, each of every 8th query. The 32 queries of a class see up to 256 + 256
-    # keys, in 8 tiles of 32 x 64.
-    assert predicted_steps.tiles(by_class, 256, 256, 10**6) == (8 * 8 * 32 * 64 / 4096, 0)
+    tiles = lambda f: predicted_steps.tiles("forward", jnp.bfloat16, f)  # of 64 x 64
+    assert tiles(form(256, 128, 64)) == (2 + 3 + 4 + 5, 4)
+    assert tiles(form(64, 64, 64, reach=63)) == (0, 2)  # a window has two edges
+
+
+@pytest.mark.parametrize(("t", "m", "reach"), [(768, 768, 1535), (150, 150, 299), (300, 64, 63)])
+@pytest.mark.parametrize("h", [64, 128])
+def test_gradients_of_keys_have_edges_where_the_kernel_is_told_of_them(t, m, reach, h):
+    f = form(t, m, h, reach)
+    mask = AttentionMask(jnp.full(1, m), None, t, m, reach)
+    sizes = triton.tiling("gradient_of_keys", jnp.bfloat16, f).sizes
+    begin, whole, edge, end = triton._spans(f.k, sizes, *mask.interval())[0].T
+    block = sizes["SQ"] * sizes["SK"] / 4096
+    expected = (edge - whole).sum() * block, (whole - begin + end - edge).sum() * block
+    assert predicted_steps.tiles("gradient_of_keys", jnp.bfloat16, f) == expected
+
+
+@pytest.mark.parametrize(
+    ("f", "counts"),
+    [(form(768, 768, 128), (240, 384, 252)), (form(384, 384, 64), (60, 66, 66))],
+    ids=["enwik8_24l", "wt103_large"],
+)
+def test_shifted_tiles_are_those_that_the_loops_visit(f, counts):
+    """See also test_kernels_triton.py, where the loops run; the counts are of a replay by hand."""
+    kernels = ("position_scores", "gradient_of_queries", "gradient_of_distances")
+    found = [predicted_steps.tiles(kernel, jnp.bfloat16, f) for kernel in kernels]
+    assert found == [(count, 0) for count in counts]
 
 
 def test_a_kernel_takes_its_slowest_part_and_an_update_their_sum():

@@ -82,7 +82,7 @@ class Form:
 
     @property
     def every(self) -> int:
-        """How far apart the queries of a tile are, chosen so that few of its 64 rows are unused."""
+        """How far apart the queries of a tile are, so that few rows of a tile of 64 are unused."""
         rows = lambda every: _ceil(_ceil(self.t, every), 64) * 64 * every
         return min((8, 4, 2), key=lambda every: (rows(every), -every))
 
@@ -173,15 +173,16 @@ def _forward(f: Form, q, k, val, r, u, v, where):
 
 def _backward(f: Form, saved, dout):
     q, k, val, r, u, v, where, out, lse = saved
-    if f.ring:  # put slots in order, and the gradients of memory back into their slots
-        order = functools.partial(_in_order, where[2])
+    if f.ring:  # put slots in order, [B,M,N,H], and the gradients of memory back into their slots
+        order = lambda ring: jnp.roll(ring, -where[2][0], axis=2).transpose(1, 2, 0, 3)
         (keys, values), back = jax.vjp(lambda *rings: tuple(map(order, rings)), k[0], val[0])
         saved = q, (keys, k[1]), (values, val[1]), r, u, v, where, out, lse
         dq, dk, dval, *rest = _backward(dataclasses.replace(f, ring=False), saved, dout)
         dkeys, dvalues = back((dk[0], dval[0]))
         return dq, (dkeys, dk[1]), (dvalues, dval[1]), *rest
     *where, _, seed = where
-    # Scores are computed again, because a loop over layers would copy stored ones twice.
+    # In a loop over layers this computes scores again, where stored ones would be copied twice.
+    # Otherwise, and without model.remat, XLA merges this launch with that of the forward pass.
     scores = _position_scores(f, q, v, r, where)
     delta = jnp.sum(dout.astype(jnp.float32) * out.astype(jnp.float32), axis=-1).transpose(0, 2, 1)
     spans = _spans(f.k, tiling("gradient_of_keys", q.dtype, f).sizes, *where)
@@ -205,11 +206,6 @@ def _backward(f: Form, saved, dout):
 
 
 _attend.defvjp(_forward, _backward)
-
-
-def _in_order(oldest: jax.Array, slots: jax.Array) -> jax.Array:
-    """Returns the states of a ring [N,B,M,H], oldest first: [B,M,N,H]."""
-    return jnp.roll(slots, -oldest[0], axis=2).transpose(1, 2, 0, 3)
 
 
 def _spans(n_keys: int, sizes: dict[str, int], oldest, newest) -> jax.Array:
