@@ -1,15 +1,23 @@
 """Attention with the paper's relative positions, as a function for models of your own."""
 
+import operator
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+import numpy as np
+from jax.sharding import AxisType, Mesh
 
-from txl_jax.messages import UserError
+from txl_jax.config.bounds import BELOW_1
+from txl_jax.messages import UserError, one_line, short_repr
 from txl_jax.model.dropout import AttentionDropout
-from txl_jax.model.kernels.choice import attend
+from txl_jax.model.kernels.choice import FUSED, IMPLEMENTATIONS, attend
 from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.model.masks import AttentionMask, BothWaysMask
 from txl_jax.model.positions import Positions
+from txl_jax.parallel.shardings import AXES, row_devices
+
+_FLOATS = ("float32", "bfloat16", "float16", "float64")
 
 
 def relative_attention(
@@ -37,10 +45,16 @@ def relative_attention(
 
     (Dai et al. 2019, section 3.3). The output is the sum of the values v_j, weighted by the softmax
     over the keys that the query sees. A fused kernel computes it on TPUs and on NVIDIA GPUs from
-    compute capability 8.0 for segments of 128 queries or more, otherwise XLA.
+    compute capability 8.0 for segments of 128 queries or more, otherwise XLA. On a GPU, the
+    kernel for bfloat16 keeps the scores of distances, (q_i + v_bias).r_d scale, in float16: beyond
+    +-65,504 they overflow.
+
+    NaN or infinity of q, k and v in the padding (``lengths``) changes no output and no gradient.
+    Elsewhere it may, even in rows of k, v and r that no query sees, such as beyond the window.
 
     Args:
-      q: queries [B,T,N,H], not scaled.
+      q: queries [B,T,N,H], not scaled: float32, bfloat16, float16 or float64. The other arrays may
+        have any of these dtypes, and are converted to that of q.
       k, v: keys and values [B,K,N,H], K >= T; the first M = K - T are memory, such as the keys of
         an earlier segment.
       r: vectors of distances [R,N,H], of which row c is for the distance K-1-c: K rows if
@@ -48,15 +62,21 @@ def relative_attention(
       u, v_bias: biases of the queries [N,H]; ``None`` means 0.
       causal: queries see no later keys.
       window: the largest distance, either way, that a query sees; ``None`` means all.
-      lengths: int32 [B], the numbers of real tokens among the T; no query sees the others, and
-        their outputs are 0. ``None`` means T.
-      scale: ``None`` means 1 / sqrt(H).
-      dropout_rate: the probability that a weight is dropped; needs ``dropout_key``.
+      lengths: integers [B], the numbers of real tokens among the T; no query sees the others, and
+        their outputs are 0. ``None`` means T. Numbers outside of 0 .. T are refused. Where
+        they are unknown, as inside of ``jax.jit``, the nearer of 0 and T replaces them.
+      scale: a number; ``None`` means 1 / sqrt(H).
+      dropout_rate: the probability that a weight is dropped, from 0 to 0.999999; needs
+        ``dropout_key``.
       implementation: ``auto``, or one by name (the setting ``model.kernel``). ``cudnn`` and
         ``pallas_tpu`` do not support ``causal=False``.
-      mesh: the devices over which rows and heads are split, if there are several.
+      mesh: the devices, if there are several; ``None`` inside of ``jax.shard_map``. Its axes
+        ``data`` and ``fsdp`` split the B rows and ``tensor`` the N heads; it needs all three, of
+        the type ``AxisType.Auto``. ``tensor`` must divide N. If data x fsdp does not divide B,
+        ``auto`` is ``xla``, and a fused kernel by name is refused.
 
-    Raises UserError if shapes do not fit together.
+    If B or T is 0, the result is empty. Raises UserError if an argument is none of the above, or if
+    shapes do not fit together.
 
     >>> import jax, jax.numpy as jnp, txl_jax
     >>> from txl_jax.model.positions import sinusoids
@@ -69,34 +89,159 @@ def relative_attention(
     >>> txl_jax.relative_attention(q, k, v, r, causal=False, lengths=lengths).shape
     (2, 100, 4, 16)
     """
+    q, k, v, r = (_floats(name, x) for name, x in zip("qkvr", (q, k, v, r), strict=True))
+    u = None if u is None else _floats("u", u)
+    v_bias = None if v_bias is None else _floats("v_bias", v_bias)
+    _check_shapes(causal, q, k, v=v, r=r, u=u, v_bias=v_bias)
     (b, t, n, h), n_keys = q.shape, k.shape[1]
-    mem_len, reach = n_keys - t, n_keys - 1 if window is None else min(window, n_keys - 1)
+    mem_len, widest = n_keys - t, _window(window)
+    real = _lengths(lengths, b, t)
+    dropout = _dropout(dropout_rate, dropout_key)
+    _check_scale(scale)
+    if implementation not in IMPLEMENTATIONS:
+        rule = f"must be one of {', '.join(IMPLEMENTATIONS)}"
+        raise _refused_value("implementation", implementation, rule)
+    if mesh is not None:
+        _check_mesh(mesh, b, n, implementation in FUSED)
+    if b == 0 or t == 0:
+        return jnp.zeros_like(q)
+    reach = n_keys - 1 if widest is None else min(widest, n_keys - 1)
+    if lengths is not None:  # a weight of 0 does not hide NaN
+        is_real = (jnp.arange(n_keys) < mem_len + real[:, None])[:, :, None, None]
+        own = is_real[:, mem_len:]
+        q, k, v = _kept(own, q), _kept(is_real, k), _kept(is_real, v)
     mask = AttentionMask(jnp.full(b, mem_len, jnp.int32), None, t, mem_len, reach)
-    real = jnp.full(b, t, jnp.int32) if lengths is None else jnp.asarray(lengths, jnp.int32)
     if not causal:
         mask = BothWaysMask(real, None, t, mem_len, reach)
-    expected = {"k": (b, n_keys, n, h), "v": (b, n_keys, n, h), "r": (mask.n_distances, n, h)}
-    expected |= {"u": (n, h), "v_bias": (n, h)}
-    for name, given in {"k": k, "v": v, "r": r, "u": u, "v_bias": v_bias}.items():
-        if given is not None and given.shape != expected[name]:
-            why = f"q {q.shape}, {n_keys} keys and causal={causal} need {expected[name]}"
-            raise UserError(f"relative_attention: {name} has the shape {given.shape}, and {why}")
-    if mem_len < 0:
-        raise UserError(f"relative_attention: {n_keys} keys are fewer than the {t} queries")
-    if reach < 0:
-        raise UserError(f"relative_attention: window = {window}: must be at least 0")
-    dropout = None
-    if dropout_rate:
-        if dropout_key is None:
-            raise UserError("relative_attention: dropout_rate needs a dropout_key")
-        dropout = AttentionDropout.draw(dropout_key, dropout_rate)
     scaled = lambda x: x * jnp.asarray(h**-0.5 if scale is None else scale, x.dtype)
     scaled_bias = lambda x: None if x is None else scaled(x.astype(q.dtype))
     by_head = lambda x: x.astype(q.dtype).transpose(2, 0, 1, 3)
     positions = Positions(scaled_bias(u), scaled_bias(v_bias), by_head(r[None])[:, 0])
     x = AttentionInputs(scaled(by_head(q)), by_head(k), by_head(v), positions, mask, dropout)
     out = attend(x, implementation, mesh).transpose(1, 2, 0, 3)
-    if lengths is None:
-        return out
-    is_real = jnp.arange(t) < real[:, None]
-    return jnp.where(is_real[:, :, None, None], out, jnp.zeros_like(out))
+    return out if lengths is None else _kept(own, out)
+
+
+def _kept(where: jax.Array, x: jax.Array) -> jax.Array:
+    """Returns an array with 0 in place of all entries but those that ``where`` marks."""
+    return jnp.where(where, x, jnp.zeros_like(x))
+
+
+def _refused(name: str, why: str) -> UserError:
+    return UserError(f"relative_attention: {name} {why}")
+
+
+def _refused_value(name: str, value: object, rule: str) -> UserError:
+    return _refused(name, f"= {one_line(short_repr(value))}: {rule}")
+
+
+def _array(name: str, given: Any) -> jax.Array:
+    try:
+        return jnp.asarray(given)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _refused(name, f"must be an array of numbers: {one_line(error)}") from error
+
+
+def _floats(name: str, given: Any) -> jax.Array:
+    """Returns an argument as an array of one of :data:`_FLOATS`."""
+    x = _array(name, given)
+    if x.dtype.name not in _FLOATS:
+        why = f"has the dtype {x.dtype.name}, and must have one of {', '.join(_FLOATS)}"
+        raise _refused(name, f"{why}: give {name}.astype(jnp.float32)")
+    return x
+
+
+def _check_shapes(causal: bool, q: jax.Array, k: jax.Array, **others: jax.Array | None) -> None:
+    if not isinstance(causal, int | np.bool_):
+        raise _refused_value("causal", causal, "must be True or False")
+    for name, x, axes in (("q", q, "[B,T,N,H]"), ("k", k, "[B,K,N,H]")):
+        if x.ndim != 4:
+            raise _refused(name, f"has the shape {x.shape}, and needs the four axes {axes}")
+    (b, t, n, h), n_keys = q.shape, k.shape[1]
+    if n == 0 or h == 0:
+        raise _refused("q", f"has the shape {q.shape}, and needs at least one head of one number")
+    distances = n_keys if causal else max(0, n_keys + t - 1)
+    expected: dict[str, tuple[int, ...]] = dict.fromkeys("kv", (b, n_keys, n, h))
+    expected |= {"r": (distances, n, h), "u": (n, h), "v_bias": (n, h)}
+    for name, given in {"k": k, **others}.items():
+        if given is not None and given.shape != expected[name]:
+            why = f"q {q.shape}, {n_keys} keys and causal={causal} need {expected[name]}"
+            raise _refused(name, f"has the shape {given.shape}, and {why}")
+    if n_keys - t < 0:
+        raise UserError(f"relative_attention: {n_keys} keys are fewer than the {t} queries")
+
+
+def _window(given: Any) -> int | None:
+    if given is None:
+        return None
+    try:
+        window = operator.index(given)
+    except TypeError:
+        window = -1
+    if window < 0 or isinstance(given, bool):
+        rule = "must be an integer of at least 0, known before jax.jit, or None"
+        raise _refused_value("window", given, rule)
+    return window
+
+
+def _lengths(given: Any, b: int, t: int) -> jax.Array:
+    """Returns the numbers of real tokens, int32 [B], between 0 and T."""
+    if given is None:
+        return jnp.full(b, t, jnp.int32)
+    known: np.ndarray | None
+    try:
+        known = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError):  # traced, or on devices of other processes
+        known = None
+    x = _array("lengths", given) if known is None else known
+    if x.shape != (b,) or not jnp.issubdtype(x.dtype, jnp.integer):
+        why = f"has the dtype {x.dtype} and the shape {x.shape}, and must be integers [B] = ({b},)"
+        raise _refused("lengths", f"{why}, the number of real tokens of each row")
+    for n in () if known is None else known:
+        if isinstance(t, int) and not 0 <= n <= t:  # T may be a symbol of jax.export
+            raise _refused("lengths", f"has the number {n}, and each must be from 0 to T = {t}")
+    whole = jnp.asarray(x, jnp.int32) if x.dtype.itemsize < 4 else jnp.asarray(x)  # T may not fit
+    return jnp.clip(whole, 0, t).astype(jnp.int32)
+
+
+def _dropout(given: Any, key: jax.Array | None) -> AttentionDropout | None:
+    try:
+        rate = float(given)
+    except (TypeError, ValueError):
+        rate = -1.0
+    if not 0 <= rate <= BELOW_1:
+        rule = f"must be a number from 0 to {BELOW_1}, known before jax.jit"
+        raise _refused_value("dropout_rate", given, rule)
+    if rate == 0:
+        return None
+    if key is None:
+        raise _refused("dropout_rate", "needs a dropout_key")
+    return AttentionDropout.draw(key, rate)
+
+
+def _check_scale(given: Any) -> None:
+    if given is None:
+        return
+    x = _array("scale", given)
+    if x.shape or not any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.integer, jnp.floating)):
+        kind = f"has the dtype {x.dtype} and the shape {x.shape}"
+        raise _refused("scale", f"{kind}, and must be one real number, or None for 1 / sqrt(H)")
+
+
+def _check_mesh(mesh: Any, b: int, n: int, by_rows: bool) -> None:
+    """Refuses a mesh that cannot split N heads, and, if ``by_rows``, one that cannot split B."""
+    if not isinstance(mesh, Mesh):
+        raise _refused_value("mesh", mesh, "must be a jax.sharding.Mesh")
+    if set(AXES) - set(mesh.axis_names) or set(mesh.axis_types) != {AxisType.Auto}:
+        has = ", ".join(map(str, zip(mesh.axis_names, mesh.axis_types, strict=True)))
+        works = "jax.make_mesh((2, 1, 1), ('data', 'fsdp', 'tensor'), (AxisType.Auto,) * 3)"
+        rule = f"it needs data, fsdp and tensor, all of the type Auto, as in {works}"
+        raise _refused("mesh", f"has the axes {has}: {rule}")
+    if mesh.size > 1 and jax.sharding.get_abstract_mesh().manual_axes:
+        raise _refused("mesh", "must be None inside of jax.shard_map")
+    if n % mesh.shape["tensor"]:
+        size = f"tensor = {mesh.shape['tensor']}"
+        raise _refused("mesh", f"has the axis {size}: it must divide the number of heads, N = {n}")
+    if by_rows and b % row_devices(mesh):
+        rows = f"data x fsdp = {row_devices(mesh)}: a fused kernel needs a divisor of B = {b}"
+        raise _refused("mesh", f"has the axes {rows}; implementation='xla' needs none")
