@@ -153,14 +153,24 @@ def tiles(kernel: str, dtype: Any, f: triton.Form) -> tuple[float, float]:
     sizes = triton.tiling(kernel, dtype, f).sizes
     if "SQ" not in sizes:
         return _steps(kernel, dtype, f) * sizes["SX"] * sizes["SD"] / 4096, 0.0
-    t, m, reach = f.t, f.k - f.t, f.k - 1 - f.far
-    queries, keys = sizes["SQ"], sizes["SK"]
+    spans = f.t, f.k - f.t, f.k - 1 - f.far
+    return masked_tiles(sizes["SQ"], sizes["SK"], *spans, last_is_edge=kernel != "forward")
+
+
+def masked_tiles(
+    queries: int, keys: int, t: int, m: int, reach: int, last_is_edge: bool = False
+) -> tuple[float, float]:
+    """Returns how many blocks of 64 x 64 scores are in tiles without and with an edge of the mask.
+
+    The T queries follow a full memory of M slots, and each sees ``reach`` keys back. A last tile
+    with fewer queries is an edge too, if ``last_is_edge``.
+    """
     inside = edges = 0
     for first in range(0, t, queries):
         last = min(first + queries, t) - 1
         for key in range(max(0, m + first - reach) // keys * keys, m + last + 1, keys):
             whole = key + keys - 1 <= m + first and key >= m + last - reach
-            whole = whole and (kernel == "forward" or first + queries <= t)
+            whole = whole and (not last_is_edge or first + queries <= t)
             inside, edges = inside + whole, edges + (not whole)
     return inside * queries * keys / 4096, edges * queries * keys / 4096
 

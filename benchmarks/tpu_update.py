@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from benchmarks import attention_bundles, program_kernels
 from benchmarks.interleaved import changes
-from benchmarks.predicted_steps import CONFIGS, compiled_update, tiles
+from benchmarks.predicted_steps import CONFIGS, compiled_update, masked_tiles
 from benchmarks.program_kernels import Kernel
 from txl_jax.config import ExperimentConfig, load_config, override
 from txl_jax.planning.machines import CHIPS
@@ -55,7 +55,7 @@ def with_attention(
     bundles = attention_bundles.counted(pathlib.Path(folder))
     length = t.context_len + t.seg_len
     reach = {False: t.mem_len + length, "pytorch": t.mem_len - 1, "tf": t.mem_len}[c.same_length]
-    in_64 = tiles({"SQ": _TILE, "SK": _TILE}, length, t.mem_len, reach)
+    in_64 = masked_tiles(_TILE, _TILE, length, t.mem_len, reach)
     inside, edges = (n * 64 * 64 / _TILE**2 for n in in_64)
     cycles = {}
     for k in fused:

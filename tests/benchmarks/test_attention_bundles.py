@@ -1,4 +1,4 @@
-"""The machine code of the TPU attention kernels takes no more bundles than a limit."""
+"""The bundles of the attention kernels for TPUs: their limit, and their sum in an update."""
 
 import os
 import subprocess
@@ -6,6 +6,11 @@ import sys
 
 import pytest
 from absent_devices import needs_libtpu
+
+from benchmarks import attention_bundles, tpu_update
+from benchmarks.attention_bundles import Counted
+from benchmarks.program_kernels import Kernel
+from txl_jax.config import load_config, override
 
 MOST = {"forward": 850, "backward": 1_500}
 """Most bundles for a tile, heads of width 128, on a v5e; libtpu 0.0.52 gives 708 and 1,340."""
@@ -27,3 +32,20 @@ def test_a_tile_takes_no_more_bundles():
         inside, edge = (int(cell.replace(",", "")) for cell in row[4:6])
         assert inside < edge, row
         assert inside <= MOST[name], row
+
+
+def test_a_kernel_of_an_update_has_the_cycles_of_its_tiles(monkeypatch):
+    """Every query sees all of a full memory, so one tile in a row of tiles is at the mask's edge."""
+    monkeypatch.setattr(attention_bundles, "compile_attention", lambda *args: None)
+    found = [Counted("forward", 10, 100, 0, 0), Counted("backward", 1_000, 10_000, 0, 0)]
+    monkeypatch.setattr(attention_bundles, "counted", lambda folder: found)
+    exp = override(load_config("enwik8_24l"), {"train.seg_len": 768, "train.mem_len": 768})
+    custom = {"kind": "library", "times": 1, "read": 0, "written": 0, "target": "tpu_custom_call"}
+    kernels = [
+        Kernel(name="a", source="attention", results=((8, 2, 768, 128),), **custom),
+        Kernel(name="b", source="attention, gradient", results=((8, 2, 768, 128),), **custom),
+        Kernel(name="c", source="attention", kind="product", times=1, read=0, written=0, cycles=7),
+    ]
+    told = tpu_update.with_attention(kernels, exp, "v5e:2x4", "unused")
+    of = lambda x: 16 * ((3 + 4 + 5) * x.inside + 3 * x.edge)  # 8 rows, 2 heads
+    assert [k.cycles for k in told] == [*map(of, found), 7]

@@ -20,6 +20,7 @@ from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB, check_free
 from txl_jax.config import ConfigError, ExperimentConfig, differing_keys
 from txl_jax.config.changes import from_record
+from txl_jax.config.model import DtypeName
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
@@ -146,7 +147,7 @@ def loaded_experiment(workdir: str) -> ExperimentConfig:
     return _with_dtype(exp, "auto")
 
 
-def begun_dtype(workdir: str) -> str:
+def begun_dtype(workdir: str) -> DtypeName:
     """Returns the dtype in which a run with ``model.dtype="auto"`` resumes in a workdir.
 
     The dtype is ``auto`` until the run has a checkpoint, unless its first start named one.

@@ -23,6 +23,7 @@ Window = Literal[False, "pytorch", "tf"]
 AttentionForm = Literal["relative", "shaw", "absolute", "absolute_per_layer", "shared_projection"]
 """Values of ``attention``: how positions enter the scores, see :class:`TransformerXLConfig`."""
 
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 Precision = Literal["default", "high", "highest", "bfloat16", "tensorfloat32", "float32"]
 """Values of ``matmul_precision``; the last three are other names of the first three."""
 
@@ -125,7 +126,7 @@ class TransformerXLConfig(Section, key="model"):
     """Standard deviation of the initial projections of embedding and softmax."""
     norm_epsilon: float = above(0, 1e-5)
     """Epsilon of LayerNorm, which is 1e-5 in PyTorch and 1e-12 in TF."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    dtype: DtypeName = "float32"
     """Dtype of the computation; parameters, softmax and loss are always float32. auto is bfloat16
     on TPUs, on NVIDIA GPUs from compute capability 8.0 and on CPUs with AVX512-BF16 or AMX, else
     float32."""
