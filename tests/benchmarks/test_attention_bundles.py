@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from absent_devices import needs_libtpu
@@ -35,16 +36,17 @@ def test_a_tile_takes_no_more_bundles():
 
 
 def test_a_kernel_of_an_update_has_the_cycles_of_its_tiles(monkeypatch):
-    """Every query sees all of a full memory, so one tile in a row of tiles is at the mask's edge."""
+    """Every query sees all of a full memory: one tile in a row of tiles is at the mask's edge."""
     monkeypatch.setattr(attention_bundles, "compile_attention", lambda *args: None)
     found = [Counted("forward", 10, 100, 0, 0), Counted("backward", 1_000, 10_000, 0, 0)]
     monkeypatch.setattr(attention_bundles, "counted", lambda folder: found)
     exp = override(load_config("enwik8_24l"), {"train.seg_len": 768, "train.mem_len": 768})
-    custom = {"kind": "library", "times": 1, "read": 0, "written": 0, "target": "tpu_custom_call"}
+    known: dict[str, Any] = {"times": 1, "read": 0, "written": 0}
+    fused = {**known, "target": "tpu_custom_call", "results": ((8, 2, 768, 128),)}
     kernels = [
-        Kernel(name="a", source="attention", results=((8, 2, 768, 128),), **custom),
-        Kernel(name="b", source="attention, gradient", results=((8, 2, 768, 128),), **custom),
-        Kernel(name="c", source="attention", kind="product", times=1, read=0, written=0, cycles=7),
+        Kernel("a", "library", "attention", **fused),
+        Kernel("b", "library", "attention, gradient", **fused),
+        Kernel("c", "product", "attention", cycles=7, **known),
     ]
     told = tpu_update.with_attention(kernels, exp, "v5e:2x4", "unused")
     of = lambda x: 16 * ((3 + 4 + 5) * x.inside + 3 * x.edge)  # 8 rows, 2 heads
