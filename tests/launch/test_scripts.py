@@ -459,7 +459,7 @@ def test_the_extra_of_the_machine_is_added_to_those_that_are_asked_for(
         ({}, {"TPU_WORKER_HOSTNAMES": "localhost"}, True),
         ({}, {"TPU_WORKER_ID": "0"}, True),
         ({}, {"TPU_WORKER_ID": "WARNING: none"}, False),
-        ({}, {"TPU_WORKER_ID": ""}, True),
+        ({}, {"TPU_WORKER_ID": ""}, False),
     ],
 )
 def test_a_tpu_is_known_by_its_files_or_its_variables(tmp_path, files, variables, found):
