@@ -412,7 +412,7 @@ def evaluated(workdir, capsys, **overrides):
 
 def test_a_longer_memory_than_the_run_knows_is_told(trained, capsys):
     _, _, workdir, _ = trained
-    note = "note: evaluate.mem_len = 33 is longer than 32, the longest memory in the settings of this"
+    note = "note: evaluate.mem_len = 33 is longer than 32, the longest memory in the settings"
     for length, told in ((32, ""), (33, note)):
         overrides = {"evaluate.mem_len": str(length), "evaluate.max_segments": "2"}
         assert modes.use_model("evaluate", None, overrides, str(workdir), "best") == 0
