@@ -337,7 +337,7 @@ def existing_path(path: str, cache: Path, key: str = "data.path") -> Path:
 
 
 def name_of(found: Path, given: str) -> str:
-    """Returns the name in messages of :func:`existing_path`'s result: a bucket's own address."""
+    """Returns the name of a found path in messages; a copy has the address of its original."""
     return given.rstrip("/") if is_remote(given) else str(found)
 
 
