@@ -14,7 +14,7 @@ Hardware: the authors used four GPUs. On one H100 in bfloat16 an update takes 19
 so all 400,000 updates take 2.1 hours (*arithmetic*). On a smaller GPU raise train.micro_batches.
 Of eight devices, a batch of 22 uses two; a train.batch_size of 16 or 24 uses all.
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.
 """
 

@@ -13,7 +13,7 @@ protocol are those of enwik8_12l.py.
 Hardware: several accelerators. Arithmetic gives 1.8e19 operations, 2 days at a sustained 100
 TFLOP/s (*not run*).
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.
 """
 

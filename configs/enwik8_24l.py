@@ -12,7 +12,7 @@ ms (*measured*). With train.micro_batches=4 all 400,000 updates take 40 hours (*
 The train step fits a TPU v5e-16: 10.53 of 15.75 GiB a chip with fused attention, 15.60 without
 (*compiled* ahead of time, RESULTS.md).
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.
 """
 

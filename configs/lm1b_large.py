@@ -12,7 +12,7 @@ operations, 12 days at a sustained 100 TFLOP/s (*not run*). The train step fits 
 of 95.7 GiB a chip, and with --config.mesh.fsdp=16 a v5e-16, 4.84 of 15.75 GiB (*compiled* ahead of
 time, RESULTS.md).
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.
 """
 

@@ -15,8 +15,8 @@ parts (--config.train.micro_batches=8). NVIDIA reports 59,961 tokens/s for one A
 these 1.97e9 tokens take 9 hours. Here one H100 trains 293,600 tokens/s, 128 streams at a time
 (*measured*), so they take two hours (*arithmetic*).
 
-Dtype: bfloat16 (NVIDIA: float16) on TPUs, on GPUs from compute capability 8.0 and on CPUs with
-bfloat16 units, else float32.
+Dtype: bfloat16 (NVIDIA: float16) on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs
+with AVX512-BF16, else float32.
 """
 
 from . import wt103_base

@@ -14,8 +14,8 @@ parts (--config.train.micro_batches=8). NVIDIA reports 25,084 tokens/s for one A
 these 4.9e9 tokens take 54 hours. Here one H100 trains 132,400 tokens/s, 32 streams at a time
 (*measured*), so they take ten hours (*arithmetic*).
 
-Dtype: bfloat16 (NVIDIA: float16) on TPUs, on GPUs from compute capability 8.0 and on CPUs with
-bfloat16 units, else float32.
+Dtype: bfloat16 (NVIDIA: float16) on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs
+with AVX512-BF16, else float32.
 """
 
 from . import nvidia_wt103_base

@@ -19,7 +19,7 @@ Hardware: one GPU, 72,500 updates of 40 streams (time *not run*). benchmarks/ptb
 calls of limited time, several seeds at once. For a CPU give --config.train.steps_per_dispatch=1, or
 use ptb_small.py.
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.
 """
 

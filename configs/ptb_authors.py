@@ -22,7 +22,7 @@ A dispatch is a third of an epoch: for a CPU give --config.train.steps_per_dispa
 Of eight GPUs, a batch of 10 uses five, and of eight TPU chips two;
 a train.batch_size of 8 or 16 uses all.
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.
 """
 

@@ -19,7 +19,7 @@ Hardware: as for table6.py (*not run*).
 Of eight GPUs, a batch of 60 uses six, and of eight TPU chips four;
 a train.batch_size of 56 or 64 uses all.
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.
 """
 

@@ -17,7 +17,7 @@ assumption).
 Hardware: as for lm1b_base.py; arithmetic gives 6.8e18 operations a row, 19 hours at a sustained 100
 TFLOP/s (*not run*).
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.
 """
 

@@ -12,7 +12,7 @@ Score: none published, here *not run*. Evaluation: test, 10 streams, segments of
 Hardware: as for enwik8_12l.py (*not run*).
 Of eight devices, a batch of 22 uses two; a train.batch_size of 16 or 24 uses all.
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.
 """
 

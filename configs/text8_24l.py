@@ -11,7 +11,7 @@ Score: 1.08 bits per character (*paper*), here *not run*. Evaluation: test, 10 s
 
 Hardware: as for enwik8_24l.py (*not run*).
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.
 """
 

@@ -14,7 +14,7 @@ all 200,000 updates take 2.3 hours (*arithmetic*).
 Of eight GPUs, a batch of 60 uses six, and of eight TPU chips four;
 a train.batch_size of 56 or 64 uses all.
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.
 """
 

@@ -14,7 +14,7 @@ updates take 19 days (*arithmetic*). nvidia_wt103_large.py needs a fortieth of t
 The train step fits a TPU v5e-16: 11.08 of 15.75 GiB a chip with fused attention, 13.29 without
 (*compiled* ahead of time, RESULTS.md).
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.
 """
 

@@ -13,7 +13,7 @@ are attended to.
 
 Hardware: as for wt103_large.py (*not run*).
 
-Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on CPUs with bfloat16 units, else
+Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.
 """
 

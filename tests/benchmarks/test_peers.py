@@ -11,7 +11,7 @@ import tiny_models as tiny
 import txl_jax
 from benchmarks import plain_transformer_xl
 from benchmarks.sizes import experiment
-from txl_jax.parallel.platforms import cpu_has_bfloat16
+from txl_jax.parallel.platforms import prefers_bfloat16
 
 
 def plain_params(params, n_layer):
@@ -58,7 +58,7 @@ def test_plain_flax_has_the_losses_the_memory_and_the_gradient_of_the_model():
 @pytest.mark.parametrize("name", ["tiny", "enwik8_12l"])
 def test_peers_are_told_the_dtype_that_this_machine_computes_in(name):
     """The PyTorch peers take any dtype name but float32 as bfloat16, even ``auto``."""
-    here = "bfloat16" if cpu_has_bfloat16() else "float32"
+    here = "bfloat16" if prefers_bfloat16(None) else "float32"
     assert experiment(name, {"model.dtype": "auto"}).to_dict()["model"]["dtype"] == here
     assert experiment(name, {"model.dtype": "bfloat16"}).model.dtype == "bfloat16"
 

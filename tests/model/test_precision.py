@@ -70,6 +70,7 @@ def test_auto_on_a_cpu_is_bfloat16_if_it_has_units_and_a_warning_says_that_it_ha
     monkeypatch, units
 ):
     monkeypatch.setattr(platforms, "cpu_has_bfloat16", lambda: units)
+    monkeypatch.setattr(platforms, "_about_cpu", lambda: "vendor_id\t: AuthenticAMD\n")
     for mesh in (CPU, None):
         assert resolved(tiny.config(dtype="auto"), mesh).dtype == (
             "bfloat16" if units else "float32"
@@ -78,6 +79,15 @@ def test_auto_on_a_cpu_is_bfloat16_if_it_has_units_and_a_warning_says_that_it_ha
         assert len(warnings) == (not units)
         assert all("this CPU has no bfloat16 units (AVX512-BF16" in text for text in warnings)
         assert len(describe(tiny.config(dtype="float32"), mesh)) == 1
+
+
+def test_auto_is_float32_on_an_intel_cpu_which_is_slower_in_bfloat16(monkeypatch):
+    monkeypatch.setattr(platforms, "cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr(platforms, "_about_cpu", lambda: "vendor_id\t: GenuineIntel\n")
+    for mesh in (CPU, None):
+        assert resolved(tiny.config(dtype="auto"), mesh).dtype == "float32"
+        assert len(describe(tiny.config(dtype="bfloat16"), mesh)) == 1
+    assert resolved(tiny.config(dtype="auto"), H100).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +131,7 @@ def test_a_gpu_with_bfloat16_units_gets_no_warning():
 def test_a_model_resolves_auto_by_its_mesh_wherever_it_is_built():
     c = tiny.config(dtype="auto")
     model = txl_jax.TransformerXL(c)
-    here = "bfloat16" if platforms.cpu_has_bfloat16() else "float32"
+    here = "bfloat16" if platforms.prefers_bfloat16(CPU) else "float32"
     assert model.cfg.dtype == model.clone().cfg.dtype == here
     assert txl_jax.TransformerXL(c, H100).cfg.dtype == "bfloat16"
     assert model.init_mems(1, 2).hidden.dtype == here
@@ -132,6 +142,7 @@ def devices_with_bfloat16(monkeypatch, units=True):
     """Makes ``auto`` mean bfloat16 on this CPU, or float32 without ``units``."""
     with monkeypatch.context() as patch:
         patch.setattr(precision, "has_bfloat16", lambda mesh: units)
+        patch.setattr(precision, "prefers_bfloat16", lambda mesh: units)
         yield
 
 

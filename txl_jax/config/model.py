@@ -128,7 +128,7 @@ class TransformerXLConfig(Section, key="model"):
     """Epsilon of LayerNorm, which is 1e-5 in PyTorch and 1e-12 in TF."""
     dtype: DtypeName = "float32"
     """Dtype of the computation; parameters, softmax and loss are always float32. auto is bfloat16
-    on TPUs, on NVIDIA GPUs from compute capability 8.0 and on CPUs with AVX512-BF16 or AMX, else
+    on TPUs, on NVIDIA GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
     float32."""
     matmul_precision: Precision | None = None
     """Precision of float32 matrix products, as in jax.default_matmul_precision: none takes JAX's

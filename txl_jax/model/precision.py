@@ -13,7 +13,12 @@ from jax.sharding import Mesh
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model.derivatives import current_precision
 from txl_jax.model.products import share_matrices
-from txl_jax.parallel.platforms import compute_capability, has_bfloat16, platform_of
+from txl_jax.parallel.platforms import (
+    compute_capability,
+    has_bfloat16,
+    platform_of,
+    prefers_bfloat16,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,7 +42,7 @@ def resolved(c: TransformerXLConfig, mesh: Mesh | None) -> TransformerXLConfig:
     on_tpu = platform == "tpu"
     dtype, scan_layers = c.dtype, c.scan_layers
     if dtype == "auto":
-        dtype = "bfloat16" if on_tpu or has_bfloat16(mesh) else "float32"
+        dtype = "bfloat16" if on_tpu or prefers_bfloat16(mesh) else "float32"
     if scan_layers == "auto":
         odd = platform == "gpu" and c.d_model % 4 > 0
         scan_layers = on_tpu or (odd and bool(c.gate or share_matrices(mesh)))
