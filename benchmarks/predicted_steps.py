@@ -176,7 +176,7 @@ def masked_tiles(
 
 
 def _steps(kernel: str, dtype: Any, f: triton.Form) -> int:
-    """Returns how often the loop of a kernel runs whose tiles have every EVERY-th query."""
+    """Counts the loop iterations of a kernel whose tiles take every EVERY-th query."""
     rows, step = triton.tiling(kernel, dtype, f).sizes.values()
     t, m, reach, every = f.t, f.k - f.t, f.k - 1 - f.far, f.every
     ceil: Any = lambda x, of: -(-x // of)
