@@ -11,7 +11,8 @@ import pytest
 import tiny_models
 
 import txl_jax
-from txl_jax.model.block import LayerNorm
+from txl_jax.model import block
+from txl_jax.model.block import LayerNorm, _layer_norm
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.layout import stack_layers, unstack_layers
 
@@ -156,6 +157,33 @@ def test_a_norm_keeps_its_input_and_two_numbers_of_each_state():
     moments = [((B, T, 1), "float32")] * 2
     kept = kept_for_the_gradient(norm.apply, params, h)
     assert kept == [*moments, ((B, T, 8), "bfloat16"), ((8,), "float32")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_norm_on_a_gpu_has_the_same_value_and_derivatives(dtype):
+    draw = lambda n, *sides: jax.random.normal(jax.random.key(n), sides)
+    h, moved = draw(0, B, T, 64).astype(dtype), draw(1, B, T, 64).astype(dtype)
+    of_parameters = 1 + draw(2, 64), draw(3, 64)
+    inputs, tangents = (h, *of_parameters), (moved, draw(4, 64), draw(5, 64))
+    run = lambda on_gpu: jax.jit(lambda *x: _layer_norm((1e-5, jnp.dtype(dtype), on_gpu), x, ()))
+    for derive in (
+        lambda norm: jax.vjp(norm, *inputs)[1](moved),
+        lambda norm: jax.jvp(norm, inputs, tangents),
+    ):
+        for a, b in zip(derive(run(True)), derive(run(False)), strict=True):
+            a, b = np.asarray(a, "float32"), np.asarray(b, "float32")
+            np.testing.assert_allclose(a, b, atol=1e-5 if dtype == "float32" else 0.02)
+
+
+def test_on_a_gpu_each_sum_of_a_row_is_stored_for_the_kernels_of_the_gradient(monkeypatch):
+    monkeypatch.setattr(block, "platform_of", lambda mesh: "gpu")
+    norm, h = LayerNorm(tiny_models.config(d_model=8)), jnp.ones((B, T, 8))
+    params = norm.init(jax.random.key(0), h)
+    program = lambda f: str(jax.make_jaxpr(f)(params, h))
+    gradient = program(lambda *x: jax.vjp(norm.apply, *x)[1](h))
+    # the moments, and what the gradient of a row has of each
+    assert gradient.count("optimization_barrier") == 2
+    assert "optimization_barrier" not in jax.jit(norm.apply).lower(params, h).as_text()
 
 
 def test_dropout_keeps_a_seed_and_its_gradient_has_the_same_mask():

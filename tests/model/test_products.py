@@ -80,12 +80,13 @@ def test_a_matrix_that_devices_share_is_not_padded(on_gpu, sizes, padded):
     assert ("pad" in text) == padded
 
 
-def test_a_product_apart_has_the_value_and_both_derivatives_of_a_product():
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_a_product_apart_has_the_value_and_both_derivatives_of_a_product(scale):
     x, matrix, direction = (
         jax.random.normal(jax.random.key(n), s) for n, s in enumerate([(6, 5), (5, 7), (6, 7)])
     )
-    apart = lambda x, matrix: products.product_apart(x, matrix, None)
-    plain = lambda x, matrix: x @ matrix
+    apart = lambda x, matrix: products.product_apart(x, matrix, None, scale)
+    plain = lambda x, matrix: x @ matrix * scale
     for derivative in (
         lambda f: jax.vjp(f, x, matrix)[1](direction),
         lambda f: jax.jvp(f, (x, matrix), (x + 1, matrix - 2)),
@@ -109,3 +110,11 @@ def test_on_a_gpu_results_of_products_apart_are_not_copied(eight_gpus):
 
     assert moved(lambda x, m: products.product_apart(x, m, None)) == 0
     assert moved(lambda x, m: x @ m) > 0  # otherwise there is no reason for product_apart
+
+
+def test_the_scale_of_a_product_apart_multiplies_the_matrix_in_the_gradient():
+    x, matrix = factors(6, 5, 7)
+    apart = lambda x, matrix: products.product_apart(x, matrix, None, 0.25)
+    text = str(jax.make_jaxpr(jax.vjp(apart, x, matrix)[1])(x @ matrix))
+    assert "f32[5,7] = mul" in text
+    assert "f32[6,7] = mul" not in text

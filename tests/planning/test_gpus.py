@@ -274,6 +274,16 @@ def test_programs_of_gpus_are_deterministic_and_run_a_kernel_once(monkeypatch, v
     assert ("xla_gpu_enable_dynamic_slice_fusion" in found) == once
 
 
+@pytest.mark.parametrize(
+    ("platform", "devices", "where"), [("gpu", 8, True), ("gpu", 1, False), ("cpu", 8, False)]
+)
+def test_several_gpus_add_gradients_where_they_are(monkeypatch, platform, devices, where):
+    monkeypatch.setattr(choice, "platform_of", lambda mesh: platform)
+    mesh: Any = types.SimpleNamespace(size=devices)
+    found = choice.compiler_options(mesh) or {}
+    assert (found.get("xla_disable_hlo_passes") == "all-reduce-contiguous") is where
+
+
 def told(attention: choice.Choice, exp: ExperimentConfig | None = None) -> str:
     """The lines that a run prints before its first step."""
     lines: list[str] = []

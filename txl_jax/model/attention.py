@@ -88,25 +88,26 @@ class Attention(nn.Module):
         return States(states, KeysValues(*kernels), KeysValues(*shifts))
 
     def project_qkv(self, states: jax.Array) -> tuple[jax.Array, KeysValues]:
-        """Returns the queries [N,B,S,H], and the keys and values, of the same states [B,S,D]."""
+        """Returns :meth:`queries`, and the keys and values, of the same states [B,S,D]."""
         return self.queries(states), self.project(states)
 
     def queries(self, states: jax.Array) -> jax.Array:
-        """Returns the queries [N,B,S,H] of states [B,S,D]."""
-        return self._heads(states, self.query)
+        """Returns the queries [N,B,S,H] of states [B,S,D], divided by sqrt(H)."""
+        return self._heads(states, self.query, self.cfg.d_head**-0.5)
 
     def __call__(
         self, queries, present: KeysValues, past, positions: Positions, mask, train: bool = False
     ) -> jax.Array:
         """Returns the attention output [B,T,D], before dropout, residual and normalisation.
 
-        ``queries`` are [N,B,T,H], and ``present`` are the segment's keys and values. ``past`` are
+        ``queries`` are [N,B,T,H], as :meth:`queries` returns them, and ``present`` are the
+        segment's keys and values. ``past`` are
         the keys and values of M memory slots, rings of them, or :class:`States`. ``positions`` are
         for K = M + T keys; for rings see ring.py. ``train`` applies dropout and needs the
         ``dropout`` rng.
         """
         c, p = self.cfg, self.terms(positions, queries.dtype)
-        q: Any = self.scaled(self.drop_heads(queries, train), queries.dtype)
+        q = self.drop_heads(queries, train)
         if isinstance(past, list):
             one = may_fuse_cache(c, self.mesh) and len(past) == 1
             inputs = ring.one_ring(q, past, present, p, mask) if one else None
@@ -132,7 +133,7 @@ class Attention(nn.Module):
         return out + self.output_bias.astype(out.dtype) if c.attention_bias else out
 
     def scaled(self, x: jax.Array | None, dtype: Any) -> jax.Array | None:
-        """Returns x [N,...], which is queries, u, v or b, divided by sqrt(H)."""
+        """Returns x [N,...], which is u, v or b, divided by sqrt(H)."""
         return None if x is None else x.astype(dtype) * self.cfg.d_head**-0.5
 
     def terms(self, p: Positions, dtype: Any) -> Positions:
@@ -150,14 +151,18 @@ class Attention(nn.Module):
             values = values + self.value_bias[:, None, None].astype(values.dtype)
         return KeysValues(keys, values)
 
-    def _heads(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
-        """Projects x [B,S,D] to heads [N,B,S,H] by one flat matrix product."""
+    def _heads(self, x: jax.Array, kernel: jax.Array, scale: float | None = None) -> jax.Array:
+        """Projects x [B,S,D] to heads [N,B,S,H] by one flat matrix product, times ``scale``."""
         b, s, d = x.shape
         _, n, h = kernel.shape
         matrix = kernel.reshape(d, n * h).astype(x.dtype)
         # kernels/triton.py reads the result of product_apart without a copy
         apart = s and s % 128 == 0 and platform_of(self.mesh) == "gpu"
-        flat = (product_apart if apart else product)(x.reshape(b * s, d), matrix, self.mesh)
+        if apart:
+            flat = product_apart(x.reshape(b * s, d), matrix, self.mesh, scale or 1.0)
+        else:
+            flat = product(x.reshape(b * s, d), matrix, self.mesh)
+            flat = flat if scale is None else flat * scale
         return flat.reshape(b, s, n, h).transpose(2, 0, 1, 3)
 
     def _project_encodings(self, encodings: jax.Array, kernel: jax.Array, train: bool) -> jax.Array:

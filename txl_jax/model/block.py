@@ -30,6 +30,7 @@ class LayerNorm(nn.Module):
     """
 
     cfg: TransformerXLConfig
+    mesh: Mesh | None = None
 
     def setup(self):
         """Declares the parameters."""
@@ -40,7 +41,8 @@ class LayerNorm(nn.Module):
 
     def __call__(self, h: jax.Array) -> jax.Array:
         """Normalises states [B,T,D] and applies scale and bias."""
-        static = self.cfg.norm_epsilon, jnp.dtype(self.cfg.dtype)
+        on_gpu = platform_of(self.mesh) == "gpu"
+        static = self.cfg.norm_epsilon, jnp.dtype(self.cfg.dtype), on_gpu
         return _layer_norm(static, (h, self.scale, self.bias), ())
 
     def normalised(self, h: jax.Array) -> jax.Array:
@@ -61,30 +63,45 @@ def _normalised(h, mean, inverse):
 
 
 def _norm_forward(static, inputs, _):
-    (epsilon, dtype), (h, scale, bias) = static, inputs
+    (epsilon, dtype, on_gpu), (h, scale, bias) = static, inputs
     moments = _moments(h, epsilon)
-    return (_normalised(h, *moments) * scale + bias).astype(dtype), (h, scale, *moments)
+    saved = _stored(moments) if on_gpu else moments
+    return (_normalised(h, *moments) * scale + bias).astype(dtype), (h, scale, *saved)
 
 
 def _norm_tangent(static, saved, tangents):
     (h, scale, mean, inverse), (dh, dscale, dbias) = saved, tangents
-    normal = _normalised(h, mean, inverse)
-    moved = _without_moments(normal, dh.astype(jnp.float32)) * inverse
+    normal, dh = _normalised(h, mean, inverse), dh.astype(jnp.float32)
+    moved = _without(normal, dh, *_of_moments(normal, dh)) * inverse
     return (moved * scale + normal * dscale + dbias).astype(static[1])
 
 
-def _norm_gradient(_, saved, gradient):
+def _norm_gradient(static, saved, gradient):
     (h, scale, mean, inverse), gradient = saved, gradient.astype(jnp.float32)
-    normal, rows = _normalised(h, mean, inverse), tuple(range(h.ndim - 1))
-    dh = _without_moments(normal, gradient * scale) * inverse
+    normal, rows, x = _normalised(h, mean, inverse), tuple(range(h.ndim - 1)), gradient * scale
+    removed = _of_moments(normal, x)
+    dh = _without(normal, x, *(_stored(removed) if static[2] else removed)) * inverse
     dscale, dbias = jnp.sum(gradient * normal, rows), jnp.sum(gradient, rows)
     return dh.astype(h.dtype), dscale.astype(scale.dtype), dbias.astype(scale.dtype)
 
 
-def _without_moments(normal, x):
-    """Removes from each row of x what would change its state's mean or variance."""
+def _of_moments(normal, x):
+    """Returns how much of each row of x would change its state's mean and its variance."""
     along = jnp.mean(x * normal, axis=-1, keepdims=True)
-    return x - jnp.mean(x, axis=-1, keepdims=True) - normal * along
+    return jnp.mean(x, axis=-1, keepdims=True), along
+
+
+def _without(normal, x, mean, along):
+    return x - mean - normal * along
+
+
+def _stored(of_rows):
+    """Makes XLA for GPUs store numbers of rows, for several kernels that read them.
+
+    Otherwise each kernel of the gradient computes them again from whole rows. The sums over the
+    batch cannot join such a kernel, so XLA writes arrays of all states in float32 for them.
+    """
+    return jax.lax.optimization_barrier(of_rows)
 
 
 _layer_norm = with_derivatives(_norm_forward, _norm_tangent, _norm_gradient)
@@ -212,7 +229,7 @@ class Block(nn.Module):
         c = self.cfg
         self.attention = FORMS[c.attention](c, self.mesh)
         self.feed_forward = FeedForward(c, self.mesh)
-        self.norm_attention, self.norm_feed_forward = LayerNorm(c), LayerNorm(c)
+        self.norm_attention, self.norm_feed_forward = (LayerNorm(c, self.mesh) for _ in range(2))
         gate = lambda: GRUGate(c, self.mesh) if c.gate else operator.add
         self.gate_attention, self.gate_feed_forward = gate(), gate()
         self.drop = dropout(c, c.dropout)

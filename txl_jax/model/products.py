@@ -32,14 +32,16 @@ def product(x: jax.Array, matrix: jax.Array, mesh: Mesh | None, padded: bool = F
     return _aligned(jnp.matmul, jnp.concatenate([x, x]), matrix, mesh, padded)[:1]
 
 
-def product_apart(x: jax.Array, matrix: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """Returns the :func:`product` of more than one row, which XLA does not join with others.
+def product_apart(
+    x: jax.Array, matrix: jax.Array, mesh: Mesh | None, scale: float = 1.0
+) -> jax.Array:
+    """Returns the :func:`product` of more than one row, times ``scale``, apart from others.
 
     XLA for GPUs makes one product of several small ones of the same rows. A fused kernel, which
     needs each result in an array of its own, then waits for copies. XLA may join the products of
     the gradient.
     """
-    return _aligned(lambda *inputs: _apart(None, inputs, ()), x, matrix, mesh)
+    return _aligned(lambda *inputs: _apart(scale, inputs, ()), x, matrix, mesh)
 
 
 def share_matrices(mesh: Mesh | None) -> bool:
@@ -65,19 +67,19 @@ def _aligned(
     return result if padded else result[:, :e]
 
 
-def _product(_, inputs, __):
+def _product(scale, inputs, _):
     x, matrix = jax.lax.optimization_barrier(inputs)
-    return x @ matrix, inputs
+    return x @ matrix * scale, inputs
 
 
-def _tangent(_, saved, tangents):
+def _tangent(scale, saved, tangents):
     (x, matrix), (dx, dmatrix) = saved, tangents
-    return dx @ matrix + x @ dmatrix
+    return (dx @ matrix + x @ dmatrix) * scale
 
 
-def _gradient(_, saved, gradient):
-    x, matrix = saved
-    return gradient @ matrix.T, x.T @ gradient
+def _gradient(scale, saved, gradient):
+    x, matrix = saved  # the scaled matrix is smaller than a scaled gradient
+    return gradient @ (matrix * scale).T, x.T @ gradient * scale
 
 
 _apart = with_derivatives(_product, _tangent, _gradient)

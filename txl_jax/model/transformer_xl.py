@@ -82,7 +82,7 @@ class TransformerXL(nn.Module):
             )(c, self.mesh, name="layers")
         else:
             self.layers = [block(c, self.mesh, name=f"layer_{n}") for n in range(c.n_layer)]
-        self.norm_output = LayerNorm(c) if c.final_norm else lambda h: h
+        self.norm_output = LayerNorm(c, self.mesh) if c.final_norm else lambda h: h
         rate = lambda own: c.dropout if own is None else own
         self.drop_input = dropout(c, rate(c.dropout_input))
         self.drop_output = dropout(c, rate(c.dropout_output))

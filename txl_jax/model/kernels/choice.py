@@ -169,10 +169,15 @@ def compiler_options(mesh: Mesh | None) -> dict[str, bool | str] | None:
     With JAX 0.11, XLA for NVIDIA GPUs lets a kernel in scanned layers write its outputs directly
     into the stacked arrays, but runs it once more for the rest of the layer. So the forward pass of
     ``triton`` ran twice. JAX 0.10 and 0.12 run it once by default.
+
+    XLA copies the gradients of a layer into one array before several GPUs add them, and out of it
+    afterwards. Without this pass, NCCL adds the same gradients where they are, in one group.
     """
     if platform_of(mesh) != "gpu":
         return None
     options: dict[str, bool | str] = {"xla_gpu_exclude_nondeterministic_ops": True}
+    if mesh is not None and mesh.size > 1:
+        options["xla_disable_hlo_passes"] = "all-reduce-contiguous"
     if jax.__version_info__[:2] == (0, 11):
         options["xla_gpu_enable_dynamic_slice_fusion"] = False
     return options
