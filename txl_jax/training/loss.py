@@ -86,11 +86,11 @@ def batch_loss(
     added = jnp.zeros((), jnp.float32)
     if c.r_drop:
         divergence = symmetric_divergence(*(p.log_p for p in passes))
-        added = added + c.r_drop * jnp.sum(divergence * batch.weights)
+        added += c.r_drop * jnp.sum(divergence * batch.weights)
     if c.past_decode:
         own_inputs = batch.inputs[:, -batch.targets.shape[1] :]  # without the preceding context
         past = _mean(apply(p.log_p, own_inputs, method="past_nll") for p in passes)
-        added = added + c.past_decode * jnp.sum(past * batch.weights)
+        added += c.past_decode * jnp.sum(past * batch.weights)
     target_loss = nll_sum
     if distil_weight:
         assert batch.soft is not None, "a batch for distillation has soft targets"
@@ -99,8 +99,7 @@ def batch_loss(
         target_loss = (1 - distil_weight) * nll_sum + distil_weight * soft_sum
     loss = (target_loss + added) / whole.targets
     if c.ar or c.tar:
-        penalties = (activation_penalty(p.states, batch.weights, c, whole) for p in passes)
-        loss = loss + _mean(penalties)
+        loss += _mean(activation_penalty(p.states, batch.weights, c, whole) for p in passes)
     return loss, (nll_sum, passes[0].mems)
 
 
@@ -134,8 +133,8 @@ def symmetric_divergence(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
 
 
 def _mean(values: Iterable[jax.Array]) -> jax.Array:
-    values = list(values)
-    return sum(values[1:], start=values[0]) / len(values)
+    first, *others = values
+    return sum(others, start=first) / (1 + len(others))
 
 
 def activation_penalty(

@@ -58,21 +58,15 @@ def orthogonal_steps() -> optax.GradientTransformation:
     shape are stacked (measured, medians of alternating processes, two busy cores).
     """
 
-    def update(updates, state, params=None):
-        leaves, treedef = jax.tree_util.tree_flatten_with_path(updates)
-        wide = [_normalised(_as_wide_matrices(path, leaf)) for path, leaf in leaves]
-        iterate = lambda _, matrices: [_newton_schulz(x) for x in matrices]
+    @optax.stateless
+    def steps(updates, params=None):
+        wide = jax.tree_util.tree_map_with_path(_as_normalised_matrices, updates)
+        iterate = lambda _, matrices: jax.tree.map(_newton_schulz, matrices)
         wide = jax.lax.fori_loop(0, ITERATIONS, iterate, wide)
-        scaled = [x * ADAM_SIZE * max(x.shape[-2:]) ** 0.5 for x in wide]
-        steps = [_as_leaf(*leaf, x) for leaf, x in zip(leaves, scaled, strict=True)]
-        return jax.tree.unflatten(treedef, steps), state
+        scaled = jax.tree.map(lambda x: x * ADAM_SIZE * max(x.shape[-2:]) ** 0.5, wide)
+        return jax.tree_util.tree_map_with_path(_as_leaf, updates, scaled)
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-
-
-def _normalised(matrices: jax.Array) -> jax.Array:
-    """Divides each matrix by its Frobenius norm, so that no singular value is above 1."""
-    return matrices / (jnp.linalg.norm(matrices, axis=(-2, -1), keepdims=True) + 1e-8)
+    return steps
 
 
 def _newton_schulz(x: jax.Array) -> jax.Array:
@@ -82,15 +76,19 @@ def _newton_schulz(x: jax.Array) -> jax.Array:
     return a * x + (b * square + c * (square @ square)) @ x
 
 
-def _as_wide_matrices(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-    """Reshapes a parameter to [n, m], or stacked layers to [L,n,m], transposed where n > m."""
+def _as_normalised_matrices(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+    """Reshapes a parameter to [n, m], or stacked layers to [L,n,m], transposed where n > m.
+
+    Each matrix is divided by its Frobenius norm, so that no singular value is above 1.
+    """
     *layers, n, m = _shape(path, leaf)
     matrices = leaf.reshape(*layers, n, m)
-    return matrices.mT if n > m else matrices
+    matrices = matrices.mT if n > m else matrices
+    return matrices / (jnp.linalg.norm(matrices, axis=(-2, -1), keepdims=True) + 1e-8)
 
 
 def _as_leaf(path: tuple[Any, ...], leaf: jax.Array, wide: jax.Array) -> jax.Array:
-    """Undoes :func:`_as_wide_matrices`."""
+    """Undoes the reshape of :func:`_as_normalised_matrices`."""
     *_, n, m = _shape(path, leaf)
     return (wide.mT if n > m else wide).reshape(leaf.shape)
 

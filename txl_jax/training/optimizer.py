@@ -13,8 +13,6 @@ from txl_jax.config import AverageConfig, ExperimentConfig, OptimizerConfig, opt
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.training.muon import scale_by_muon_and_adam
 
-_LAYER = "one_"
-
 
 def schedule(
     c: OptimizerConfig, steps: int, average: AverageConfig | None = None, ratio: float = 1.0
@@ -92,7 +90,7 @@ def _optax_rule(exp: ExperimentConfig) -> list[optax.GradientTransformation]:
 
     With ``embedding_ratio``, embedding tables have an optimizer of their own.
     """
-    c, peaks = exp.optimizer, {"others": 1.0, "embeddings": exp.optimizer.embedding_ratio}
+    c = exp.optimizer
 
     def rule(ratio: float) -> optax.GradientTransformation:
         rate: Any = schedule(c, exp.train.steps, exp.average, ratio)
@@ -108,7 +106,8 @@ def _optax_rule(exp: ExperimentConfig) -> list[optax.GradientTransformation]:
         return [for_each_layer(rule(1.0))]
     group = lambda path, _: "embeddings" if is_embedding(path) else "others"
     groups = functools.partial(jax.tree_util.tree_map_with_path, group)
-    return [for_each_layer(optax.partition({k: rule(r) for k, r in peaks.items()}, groups))]
+    rules = {"others": rule(1.0), "embeddings": rule(c.embedding_ratio)}
+    return [for_each_layer(optax.partition(rules, groups))]
 
 
 def _sum_of(
@@ -133,13 +132,12 @@ def for_each_layer(optimizer: optax.GradientTransformation) -> optax.GradientTra
     """
 
     def apart(tree):
-        return {
-            _LAYER + k if k.startswith("layer_") else k: v for k, v in unstack_layers(tree).items()
-        }
+        layers = unstack_layers(tree).items()
+        return {f"one_{name}" if name.startswith("layer_") else name: x for name, x in layers}
 
     def update(gradient, state, params):
         updates, state = optimizer.update(apart(gradient), state, apart(params))
-        joined = {name.removeprefix(_LAYER): tree for name, tree in updates.items()}
+        joined = {name.removeprefix("one_"): tree for name, tree in updates.items()}
         return (stack_layers(joined) if "layers" in gradient else joined), state
 
     return optax.GradientTransformation(lambda params: optimizer.init(apart(params)), update)
@@ -153,12 +151,13 @@ def clip_by_norm(largest: float) -> optax.GradientTransformation:
     layers of width 512, two cores).
     """
 
-    def update(updates, state, params=None):
+    @optax.stateless
+    def clip(updates, params=None):
         norm = optax.tree.norm(updates)
         factor = jnp.where(norm < largest, 1.0, largest / norm)
-        return jax.tree.map(lambda x: x * factor.astype(x.dtype), updates), state
+        return jax.tree.map(lambda x: x * factor.astype(x.dtype), updates)
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return clip
 
 
 def _scale_where(
@@ -177,8 +176,7 @@ def _scale_where(
 
 def is_embedding(path: tuple[Any, ...]) -> bool:
     """Tells whether a parameter is an embedding table, named ``embedding`` or ``embedding_i``."""
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
-    return re.fullmatch(r"embedding(_\d+)?", name) is not None
+    return re.fullmatch(r"embedding(_\d+)?", jax.tree_util.keystr(path, simple=True)) is not None
 
 
 class RecentNorm(NamedTuple):
