@@ -24,7 +24,6 @@ import os
 from typing import Any, NamedTuple
 
 import flax.linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +33,7 @@ import txl_jax
 from txl_jax import agents
 from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.config import CheckpointConfig
+from txl_jax.training.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,18 +65,16 @@ class Settings:
     gate_bias: float = 2.0
 
     def __post_init__(self):
+        flag = lambda name: f"--{name}={getattr(self, name)}"
         counts = ("updates", "environments", "steps", "window", "epochs", "minibatches", "heads")
         for name in counts:
             if getattr(self, name) < 1:
-                raise SystemExit(f"--{name}={getattr(self, name)} must be at least 1")
+                raise SystemExit(f"{flag(name)} must be at least 1")
         for name, of in (("window", "steps"), ("minibatches", "environments"), ("heads", "width")):
             if getattr(self, of) % getattr(self, name):
-                sizes = f"--{name}={getattr(self, name)}", f"--{of}={getattr(self, of)}"
-                raise SystemExit(f"{sizes[0]} must divide {sizes[1]}")
+                raise SystemExit(f"{flag(name)} must divide {flag(of)}")
         if self.updates > self.anneal_updates:
-            raise SystemExit(
-                f"--updates={self.updates} must be at most --anneal_updates={self.anneal_updates}"
-            )
+            raise SystemExit(f"{flag('updates')} must be at most {flag('anneal_updates')}")
 
 
 class World(NamedTuple):
@@ -101,16 +99,6 @@ class Step(NamedTuple):
     episode_return: jax.Array  # sum of rewards so far; where done, of the whole episode
 
 
-class TrainState(flax.struct.PyTreeNode):
-    """Everything that a run needs to resume, under the names of the library's checkpoints."""
-
-    step: jax.Array
-    params: Any
-    opt_state: Any  # states of optimizer and environments, and the mean return of each update
-    mems: txl_jax.Memory  # the memory where the next rollout starts
-    averages: dict[str, Any] = flax.struct.field(default_factory=dict)
-
-
 class Choice:
     """The distribution of one of n actions, int32 [...], by its logits [...,n]."""
 
@@ -123,8 +111,7 @@ class Choice:
 
     def log_p(self, logits, action) -> jax.Array:
         """Returns the log-probability of each action."""
-        every = jax.nn.log_softmax(logits)
-        return jnp.take_along_axis(every, action[..., None], axis=-1)[..., 0]
+        return jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], axis=-1)[..., 0]
 
     def entropy(self, logits) -> jax.Array:
         """Returns the entropy of each distribution in nats."""
@@ -199,11 +186,8 @@ class Environments:
         if unknown := [name for name, value in pairs if name not in known or not value]:
             names = ", ".join(known)
             raise SystemExit(f"--env_params={unknown[0]}: give NAME=VALUE; the names are {names}")
-        try:
-            changed = {name: type(getattr(params, name))(float(value)) for name, value in pairs}
-            self._hidden = [int(number) for number in filter(None, c.hide.split(","))]
-        except ValueError as error:
-            raise SystemExit(f"--env_params and --hide: give numbers; {error}") from None
+        changed = {name: type(getattr(params, name))(float(value)) for name, value in pairs}
+        self._hidden = [int(number) for number in filter(None, c.hide.split(","))]
         self.params, self.rows = params.replace(**changed), c.environments
         space = self.env.action_space(self.params)
         self.actions = Choice(space) if hasattr(space, "n") else Gaussian(space)
@@ -223,8 +207,8 @@ class Environments:
         """Starts an episode in every environment."""
         keys = jax.random.split(key, self.rows)
         observation, state = jax.vmap(self.env.reset, in_axes=(0, None))(keys, self.params)
-        begins = jnp.ones(self.rows, bool)
-        return World(state, self._seen(observation), begins, jnp.zeros(self.rows))
+        begins, returns = jnp.ones(self.rows, bool), jnp.zeros(self.rows)
+        return World(state, self._seen(observation), begins, returns)
 
     def step(self, key, world: World, action) -> tuple[World, jax.Array, jax.Array]:
         """Returns the environments after a step, rewards and episode returns, [B] each.
@@ -235,9 +219,8 @@ class Environments:
         keys = jax.random.split(key, self.rows)
         step = jax.vmap(self.env.step, in_axes=(0, 0, 0, None))
         # After the reward come the flags of an end: one (Craftax), or two (gymnax).
-        observation, state, reward, *ends, _ = step(
-            keys, world.state, self.actions.for_environment(action), self.params
-        )
+        action = self.actions.for_environment(action)
+        observation, state, reward, *ends, _ = step(keys, world.state, action, self.params)
         done = jnp.any(jnp.stack(ends), axis=0)
         reward = reward.astype(jnp.float32)
         total = world.returns + reward
@@ -265,7 +248,7 @@ class PPO:
         self.optimizer = optax.chain(optax.clip_by_global_norm(c.max_norm), adam)
 
     def init(self) -> TrainState:
-        """Returns the state before the first update."""
+        """Returns the first state; its ``opt_state`` has the environments and the returns too."""
         c, keys = self.c, jax.random.split(jax.random.key(self.c.seed), 4)
         world, mems = self.world.reset(keys[0]), self.core.init_mems(c.environments, c.mem_len)
         x = jnp.zeros((c.environments, 1, c.width))
@@ -274,11 +257,8 @@ class PPO:
             "core": self.core.init(keys[2], x, mems, method="core")["params"],
             "policy": self.policy.init(keys[3], x)["params"],
         }
-        others = {
-            "optimizer": self.optimizer.init(params),
-            "world": world,
-            "returns": jnp.full(c.updates, jnp.nan),
-        }
+        returns, optimizer = jnp.full(c.updates, jnp.nan), self.optimizer.init(params)
+        others = {"optimizer": optimizer, "world": world, "returns": returns}
         return TrainState(jnp.zeros((), jnp.int32), params, others, mems)
 
     def rollout(self, params, world: World, mems, key):
@@ -290,8 +270,7 @@ class PPO:
         def act(actor, world: World):
             x = self.encoder.apply({"params": params["encoder"]}, world.observation)
             outputs, actor, states = actor.step(x, world.begins)
-            distribution, value = self.policy.apply({"params": params["policy"]}, outputs)
-            return actor, states, distribution, value
+            return actor, states, *self.policy.apply({"params": params["policy"]}, outputs)
 
         def step(carry, key):
             actor, world = carry
@@ -300,8 +279,8 @@ class PPO:
             action = actions.sample(keys[0], distribution)
             log_p = actions.log_p(distribution, action)
             after, reward, total = self.world.step(keys[1], world, action)
-            done, now = after.begins, (world.observation, world.begins)
-            step = Step(*now, action, log_p, value, reward, done, total)
+            seen = world.observation, world.begins
+            step = Step(*seen, action, log_p, value, reward, after.begins, total)
             return (actor, after), (step, states)
 
         actions = self.world.actions
@@ -356,11 +335,8 @@ class PPO:
 
         def learn(carry, rows):
             params, optimizer = carry
-            mems = buffer.memory(
-                c.mem_len,
-                before=c.mem_len + jnp.tile(starts, len(rows)),
-                rows=jnp.repeat(rows, len(starts)),
-            )
+            before, row = jnp.tile(starts, len(rows)), jnp.repeat(rows, len(starts))
+            mems = buffer.memory(c.mem_len, before=c.mem_len + before, rows=row)
             cut = lambda x: x[rows].reshape(-1, c.window, *x.shape[2:])  # [R,T,..] to [R T/W,W,..]
             windows = jax.tree.map(cut, steps)
             gradient = jax.grad(self.loss)(params, mems, windows, cut(advantage))
@@ -370,10 +346,8 @@ class PPO:
         shuffled = lambda key: jax.random.permutation(key, c.environments)
         rows = jax.vmap(shuffled)(jax.random.split(learn_key, c.epochs))
         rows = rows.reshape(c.epochs * c.minibatches, -1)
-        first = state.params, others["optimizer"]
-        (params, optimizer), _ = jax.lax.scan(learn, first, rows)
-        ended = steps.done.sum()
-        mean = (steps.episode_return * steps.done).sum() / ended  # nan if no episode ended
+        (params, optimizer), _ = jax.lax.scan(learn, (state.params, others["optimizer"]), rows)
+        mean = (steps.episode_return * steps.done).sum() / steps.done.sum()  # nan without an end
         returns = others["returns"].at[state.step].set(mean)
         others = {"optimizer": optimizer, "world": world, "returns": returns}
         return TrainState(state.step + 1, params, others, buffer.memory(c.mem_len))
@@ -384,39 +358,29 @@ def draw(returns, c: Settings, path: str) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot()
+    axes = figure.add_subplot(title=f"{c.env}, memory {c.mem_len}")
     axes.plot((np.arange(len(returns)) + 1) * c.environments * c.steps, returns, marker=".")
     axes.set(xlabel="environment steps", ylabel="mean return of an episode")
-    axes.set_title(f"{c.env}, memory {c.mem_len}")
     figure.savefig(path, dpi=120)
 
 
 def train(c: Settings, workdir: str, until: int | None = None) -> TrainState:
     """Runs or resumes all updates, or those before ``until``, and returns the last state."""
     ppo, config = PPO(c), {"ppo": dataclasses.asdict(c)}
-    abstract = jax.eval_shape(ppo.init)
-    update = jax.jit(ppo.update)
-    os.makedirs(workdir, exist_ok=True)
+    state, update = jax.jit(ppo.init)(), jax.jit(ppo.update)
+    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
     with Checkpoints(workdir, CheckpointConfig(keep_best=0)) as checkpoints:
-        found = checkpoints.restore(on_first_device(abstract), config)
-        state = found[0] if found else jax.jit(ppo.init)()
+        if found := checkpoints.restore(jax.tree.map(shape, state), config):
+            state = found[0]
         while int(state.step) < min(c.updates, until or c.updates):
             state = update(state)
             n, returns = int(state.step), np.asarray(state.opt_state["returns"])
+            mean = returns[n - 1]  # nan if no episode ended
             steps = n * c.environments * c.steps
-            mean = returns[n - 1]
-            said = "no episode ended" if np.isnan(mean) else f"mean return {mean:.3f}"
-            print(f"update {n}, {steps:,} steps: {said}", flush=True)
+            print(f"update {n}, {steps:,} steps: mean return {mean:.3f}", flush=True)
             checkpoints.save(n, state, {"config": config}, None)
             draw(returns[:n], c, os.path.join(workdir, "returns.png"))
     return state
-
-
-def on_first_device(abstract):
-    """Returns shapes with a sharding on the first device, where a restored state is put."""
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    placed = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-    return jax.tree.map(placed, abstract)
 
 
 def main() -> None:

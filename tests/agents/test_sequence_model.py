@@ -282,9 +282,6 @@ def test_a_model_that_would_learn_other_outputs_than_it_acted_on_is_refused():
         agents.SequenceModel(CFG, -1)
     with pytest.raises(ValueError, match="mem_len = 0: must be an integer of at least 1"):
         agents.SequenceModel(dataclasses.replace(CFG, same_length="pytorch"), 0)
-    settings: Any = {"n_layer": 2}
-    with pytest.raises(TypeError, match=r"settings must be a TransformerXLConfig, not dict"):
-        agents.SequenceModel(settings, M)
 
 
 @pytest.mark.slow

@@ -18,8 +18,6 @@ from txl_jax.model.transformer_xl import TransformerXL
 
 def check_for_agents(c: TransformerXLConfig) -> None:
     """Raises ConfigError if the model has no memory, or if acting and learning would differ."""
-    if not isinstance(c, TransformerXLConfig):
-        raise TypeError(f"the settings must be a TransformerXLConfig, not {type(c).__name__}")
     if c.memory_free:
         raise ConfigError(
             f"model.attention = {c.attention!r}: acting needs a memory; use 'relative'"
@@ -67,10 +65,7 @@ class Actor(flax.struct.PyTreeNode):
 
         Raises:
           ConfigError: the model has no memory, or no ``same_length`` window.
-          TypeError: ``model`` is another module, such as a ``SequenceModel``.
         """
-        if not isinstance(model, TransformerXL):
-            raise TypeError(f"the model must be a TransformerXL, not {type(model).__name__}")
         c = model.cfg
         check_for_agents(c)
         if c.scan_layers:
