@@ -1,7 +1,6 @@
 """Shows on standard error how far long work is, or what a program waits for."""
 
 import contextlib
-import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -21,14 +20,6 @@ LINES = 30.0
 def is_watched() -> bool:
     """Whether standard error is a terminal, or belongs to a cell of a notebook."""
     return stderr().isatty() or type(sys.stderr).__module__.startswith("ipykernel")
-
-
-def has_width(stream: Any) -> bool:
-    """Whether a stream is a terminal with a size; some terminals, as in containers, have none."""
-    try:
-        return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 def bar(what: str, total: int | None, done: int = 0, unit: str = "B", disable: bool = False) -> Any:

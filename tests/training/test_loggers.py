@@ -1,5 +1,6 @@
 """Loggers get the settings, the numbers, the sample and the final scores of a run."""
 
+import contextlib
 import json
 import re
 import sys
@@ -13,7 +14,7 @@ from tiny_runs import experiment
 import txl_jax
 from txl_jax import modes, records
 from txl_jax.config import ConfigError
-from txl_jax.training.events import WandbRun, closing, make_logger
+from txl_jax.training.events import WandbRun, make_logger
 
 
 class Recorder(txl_jax.Logger):
@@ -104,7 +105,7 @@ def test_wandb_gets_the_run_offline_and_a_resumed_run_continues_it(tmp_path, mon
     monkeypatch.setattr(wandb, "init", spied)
     for step in (0, 4):
         run = make_logger("a-project")
-        with closing([run]):
+        with contextlib.closing(run):
             run.start(str(tmp_path), {"seed": 7, "settings": {"width": 5}}, step)
             run.metrics(step + 1, {"train/bpb": 1.5})
             run.text(step + 1, "sample", "a <word>\n")

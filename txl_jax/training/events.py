@@ -4,22 +4,18 @@ import contextlib
 import html
 import json
 import os
-import re
 import secrets
-import shutil
+import struct
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from txl_jax.config import ConfigError
-from txl_jax.files import atomic_write, name_in_os_errors
+from txl_jax.files import append, atomic_write
 from txl_jax.library_errors import import_optional
-from txl_jax.paths import is_remote, make_folder, names, path, store
+from txl_jax.paths import is_remote, make_folder, path
 from txl_jax.standard_streams import say
-
-COPY_SECONDS = 60.0
-"""The time between two copies of a TensorBoard file to a bucket, where a file cannot grow."""
 
 
 class Logger:
@@ -80,97 +76,68 @@ class Loggers(Logger):
                 stack.callback(self._started.pop().close)
 
 
-def _later_path(folder: str) -> str:
-    """Returns the path of a new TensorBoard file, after the earlier ones in the order of names.
-
-    TensorBoard reads files in this order, also if the clock was set back between two runs. It
-    reads only files with ``tfevents`` in their name.
-    """
-    name = "events.out.tfevents"
-    found = (re.fullmatch(rf"{re.escape(name)}\.(\d{{19}})", file) for file in names(folder))
-    numbers = [time.time_ns(), *(int(match[1]) + 1 for match in found if match)]
-    return os.path.join(folder, f"{name}.{max(numbers)}")
-
-
 class TensorBoardEvents(Logger):
     """The TensorBoard file of a run. Every event is written at once; a full disk raises OSError.
 
-    With tensorboardX's ``SummaryWriter``, training would hang on a full disk. For a bucket the file
-    is local, and is copied there every :data:`COPY_SECONDS` and at the end.
+    With tensorboardX's ``SummaryWriter``, training would hang on a full disk.
     """
 
-    _path: str
-    _file: Any = None
-    _local: str
-    _copied: float
+    _path: str | None = None
 
     def start(self, workdir: str, config: Mapping[str, Any], step: int) -> None:
-        """Opens a file and writes the settings. Without tensorboardX, prints a warning."""
+        """Writes the settings to a new file. Without tensorboardX, prints a warning."""
         try:
             from tensorboardX.proto import event_pb2, summary_pb2, tensor_pb2
-            from tensorboardX.record_writer import RecordWriter
+            from tensorboardX.record_writer import masked_crc32c
         except ModuleNotFoundError:
             what = "tensorboardX is not installed, so no TensorBoard files are written"
             fix = "run pip install tensorboardX, or read the same numbers in metrics.jsonl"
             say(f"warning: {what}; {fix}")
             return
 
-        self._proto, self._summary = event_pb2, summary_pb2.Summary
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._metadata, self._tensor = summary_pb2.SummaryMetadata, tensor_pb2.TensorProto
+        self._checksum = masked_crc32c
         folder = os.path.join(workdir, "tensorboard")
-        with name_in_os_errors(folder):
-            make_folder(folder)
-            self._path = _later_path(folder)
-        with name_in_os_errors(self._path):
-            own = tempfile.mkdtemp() if is_remote(folder) else folder
-            self._local = os.path.join(own, os.path.basename(self._path))
-            self._file, self._copied = RecordWriter(self._local), time.monotonic()
-        self._write(0, file_version="brain.Event:2")
+        make_folder(folder)
+        # TensorBoard reads the files in the order of their names.
+        self._path = os.path.join(folder, f"events.out.tfevents.{time.time_ns()}")
         # TensorBoard hides the events of earlier files from this step on.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._write(step + 1 if step else 0, session_log=start)
-        self.text(step, "config", json.dumps(config, indent=1))
+        self._write(
+            self._event(file_version="brain.Event:2"),
+            self._event(step=step + 1 if step else 0, session_log=start),
+            self._text(step, "config", json.dumps(config, indent=1)),
+        )
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Writes numbers, each with its name as the tag."""
-        if self._file is not None:
+        if self._path:
             numbers = [self._summary.Value(tag=k, simple_value=v) for k, v in values.items()]
-            self._write(step, summary=self._summary(value=numbers))
+            self._write(self._event(step=step, summary=self._summary(value=numbers)))
 
     def text(self, step: int, name: str, text: str) -> None:
         """Writes a text, which TensorBoard shows as it is (Markdown's indented block)."""
-        if self._file is None:
-            return
+        if self._path:
+            self._write(self._text(step, name, text))
+
+    def _text(self, step: int, name: str, text: str) -> Any:
         value = text.encode("utf-8", "replace").decode()
         block = "".join(f"    {line}\n" for line in value.splitlines())
-        shown = {
-            "metadata": self._metadata(plugin_data={"plugin_name": "text"}),
-            "tensor": self._tensor(dtype="DT_STRING", string_val=[block.encode()]),
-        }
-        self._write(step, summary=self._summary(value=[self._summary.Value(tag=name, **shown)]))
+        metadata = self._metadata(plugin_data={"plugin_name": "text"})
+        tensor = self._tensor(dtype="DT_STRING", string_val=[block.encode()])
+        shown = self._summary.Value(tag=name, metadata=metadata, tensor=tensor)
+        return self._event(step=step, summary=self._summary(value=[shown]))
 
-    def close(self) -> None:
-        """Closes the TensorBoard file."""
-        if self._file is not None:
-            with name_in_os_errors(self._path):
-                self._file.close()
-                self._copy()
-                if is_remote(self._path):
-                    shutil.rmtree(os.path.dirname(self._local), ignore_errors=True)
-
-    def _copy(self) -> None:
-        """Copies the file to its bucket, if it has one."""
-        if is_remote(self._path):
-            store().put_file(self._local, self._path)
-            self._copied = time.monotonic()
-
-    def _write(self, step: int, **content: Any) -> None:
-        event = self._proto.Event(wall_time=time.time(), step=step, **content)
-        with name_in_os_errors(self._path):
-            self._file.write(event.SerializeToString())
-            self._file.flush()
-            if time.monotonic() > self._copied + COPY_SECONDS:
-                self._copy()
+    def _write(self, *events: Any) -> None:
+        """Appends events as TFRecords: size, checksum of the size, data, checksum of the data."""
+        records = b""
+        for event in events:
+            event.wall_time = time.time()
+            data = event.SerializeToString()
+            for part in (struct.pack("<Q", len(data)), data):
+                records += part + struct.pack("<I", self._checksum(part))
+        append(str(self._path), records)
 
 
 class WandbRun(Logger):
@@ -230,17 +197,3 @@ def make_logger(wandb_project: str | None, *more: Logger) -> Logger:
     """
     project = [WandbRun(wandb_project)] if wandb_project else []
     return Loggers(TensorBoardEvents(), *project, *more)
-
-
-@contextlib.contextmanager
-def closing(loggers: Sequence[Logger]) -> Iterator[None]:
-    """Closes all loggers at the end. An OSError does not replace the error that ended the run."""
-    with contextlib.ExitStack() as stack:
-        for logger in loggers:
-            stack.callback(logger.close)
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(OSError):  # a full disk may have caused the first error
-                stack.close()
-            raise

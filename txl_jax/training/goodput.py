@@ -1,7 +1,6 @@
 """Measures how many seconds a run spends on training steps and on other activities."""
 
 import contextlib
-import math
 import typing
 from collections.abc import Iterable, Iterator
 from time import perf_counter
@@ -48,5 +47,4 @@ class GoodputTimer:
         total = perf_counter() - self._start
         step = max(total - sum(self.seconds.values()), 0.0)
         parts = ", ".join(f"{k} {v:.1f}" for k, v in [("step", step), *self.seconds.items()])
-        share = step / total if total > 0 else math.nan
-        return f"time {total:.1f} s: {parts}; {share:.0%} in steps"
+        return f"time {total:.1f} s: {parts}; {step / total:.0%} in steps"

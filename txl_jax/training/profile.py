@@ -24,30 +24,21 @@ def traced_steps(
     ``tensorboard`` of ``workdir`` by process 0. If training ends earlier, the trace ends with it.
     ``report`` receives the folder. ``steps`` ``None`` traces nothing.
     """
+    start, stop = steps if steps and processes.is_process_zero() else (0, 0)
     folder, tracing = os.path.join(workdir, "tensorboard"), False
-    written = contextlib.ExitStack()
+    with contextlib.ExitStack() as trace:
 
-    def stop(step: int) -> None:
-        nonlocal tracing
-        tracing = False
-        jax.profiler.stop_trace()
-        written.close()
-        report(f"traced steps to {step:,}: {folder}")
+        def at_step(step: int, computed: Any) -> None:
+            nonlocal tracing
+            if tracing == (start <= step < stop):
+                return
+            jax.block_until_ready(computed)  # the trace has whole steps
+            tracing = not tracing
+            if not tracing:
+                trace.close()
+                return
+            trace.callback(report, f"traced steps to {stop:,}: {folder}")
+            jax.profiler.start_trace(trace.enter_context(local_folder(folder)))
+            trace.callback(jax.profiler.stop_trace)
 
-    def trace(step: int, computed: Any) -> None:
-        nonlocal tracing
-        if steps is None or not processes.is_process_zero():
-            return
-        if tracing and step >= steps[1]:
-            jax.block_until_ready(computed)
-            stop(step)
-        elif not tracing and steps[0] <= step < steps[1]:
-            jax.block_until_ready(computed)  # earlier steps are not part of the trace
-            jax.profiler.start_trace(written.enter_context(local_folder(folder)))
-            tracing = True
-
-    try:
-        yield trace
-    finally:
-        if tracing:
-            stop(steps[1] if steps else 0)
+        yield at_step

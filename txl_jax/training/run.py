@@ -3,6 +3,7 @@
 The command, the library, a table of rows and a sweep all train by :func:`train_and_evaluate`.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -31,7 +32,7 @@ from txl_jax.messages import argument, names_flags, shown_path
 from txl_jax.parallel import processes
 from txl_jax.paths import names, path, read_text
 from txl_jax.standard_streams import stderr
-from txl_jax.training.events import Logger, closing, make_logger
+from txl_jax.training.events import Logger, make_logger
 from txl_jax.training.loop import train
 from txl_jax.training.plan import check_evaluation_memory, locked_workdirs, plan_run
 from txl_jax.training.preemption import PreemptionGuard
@@ -66,23 +67,25 @@ def train_and_evaluate(
     # Made first, because a package that is not installed is an error before any work.
     loggers = [make_logger(exp.train.wandb, *more_loggers) for _ in range(exp.train.num_seeds)]
     models, lines = [], []
-    with PreemptionGuard() as guard:
+    with PreemptionGuard() as guard, contextlib.ExitStack() as stack:
         plan = plan_run(exp, workdir)
         several = len(plan.runs) > 1
         if not several:
             processes.on_process_zero(lambda: check_steps(plan.runs[0].exp, workdir))
-        with locked_workdirs(plan), closing(loggers):
-            outcomes = train(plan, guard, loggers)
-            for run, outcome, logger in zip(plan.runs, outcomes, loggers, strict=True):
-                if outcome.finished:
-                    settings = dataclasses.replace(run.exp, model=plan.evaluated)
-                    trained = with_settings(
-                        chosen_model(run.workdir, settings.average.use), settings
-                    )
-                    report = (trained, plan.corpus, run.workdir, guard, logger, plan.evaluators)
-                    label = f"seed {run.exp.seed}: " if several else ""
-                    lines.append(label + evaluate_and_generate(*report))
-                    models.append(trained)
+        stack.enter_context(locked_workdirs(plan))
+        for logger in loggers:
+            stack.callback(logger.close)
+        outcomes = train(plan, guard, loggers)
+        for run, outcome, logger in zip(plan.runs, outcomes, loggers, strict=True):
+            if outcome.finished:
+                settings = dataclasses.replace(run.exp, model=plan.evaluated)
+                trained = with_settings(chosen_model(run.workdir, settings.average.use), settings)
+                label = f"seed {run.exp.seed}: " if several else ""
+                line = evaluate_and_generate(
+                    trained, plan.corpus, run.workdir, guard, logger, plan.evaluators
+                )
+                lines.append(label + line)
+                models.append(trained)
     if guard.signal is not None:
         begun = int(outcomes[0].state.step) > 0
         early = " before the first step, so there is nothing to save"
@@ -98,8 +101,8 @@ def chosen_model(workdir: str, use: str) -> TrainedModel:
 
 def validations(workdir: str) -> dict[int, dict[str, Any]]:
     """Returns the records of a run's validations by step."""
-    file = os.path.join(workdir, "metrics.jsonl")
-    found = records.read_counted(file)[0] if path(file).exists() else []
+    file = path(workdir, "metrics.jsonl")
+    found = records.read_counted(file)[0] if file.exists() else []
     return {record["step"]: record for record in found if record["kind"] == "valid"}
 
 
@@ -118,9 +121,9 @@ def check_steps(exp: ExperimentConfig, workdir: str) -> None:
         return
     before = read_experiment(workdir)
     old, steps = before.train.steps, exp.train.steps
-    finished = old in CheckpointFolder(workdir).steps()
-    more = differing_keys(before.to_dict(), exp.to_dict()) == [f"train.steps: {old} -> {steps}"]
-    if steps <= old or not finished or not more:
+    if steps <= old or old not in CheckpointFolder(workdir).steps():
+        return
+    if differing_keys(before.to_dict(), exp.to_dict()) != [f"train.steps: {old} -> {steps}"]:
         return
     given = {
         "workdir": shown_path(f"{workdir}-{steps}"),
@@ -156,22 +159,17 @@ def evaluate_and_generate(
         return ""
     write_evaluation(result, workdir)
     if processes.is_process_zero():
-        scores = final_scores(result, trained.config.evaluate.split)
-        logger.metrics(trained.step, scores)
+        unit, split = result.unit, trained.config.evaluate.split
+        scores = {f"{split}/loss": result.loss, f"{split}/{unit}": result.value}
+        for other in result.results[1:]:
+            scores[f"{split}/{other.name.replace(' ', '_')}/{unit}"] = other.value
+        logger.metrics(trained.step, {k: v for k, v in scores.items() if math.isfinite(v)})
         if trained.config.generate.length:
             write_continuations(trained, workdir, guard.requested)
             if guard.signal is None:
                 sample = read_text(os.path.join(workdir, "sample.txt"), "surrogateescape")
                 logger.text(trained.step, "sample", sample)
     return f"held-out {headline(result)}"
-
-
-def final_scores(result: Evaluation, split: str) -> dict[str, float]:
-    """Returns the scores of an evaluation with the names that loggers receive."""
-    unit, (_, *others) = result.unit, result.results
-    scores = {f"{split}/loss": result.loss, f"{split}/{unit}": result.value}
-    scores |= {f"{split}/{one.name.replace(' ', '_')}/{unit}": one.value for one in others}
-    return {name: value for name, value in scores.items() if math.isfinite(value)}
 
 
 def score_own_text(trained: TrainedModel, of_run: ExperimentConfig) -> Evaluation:
@@ -181,24 +179,19 @@ def score_own_text(trained: TrainedModel, of_run: ExperimentConfig) -> Evaluatio
     """
     exp = trained.config
     check_evaluation_memory(exp)
-    processes.print_once(longer_memory(exp, of_run), stderr())
+    known = max(of_run.train.mem_len, of_run.validate.mem_len, of_run.evaluate.mem_len)
+    if exp.evaluate.mem_len > known:
+        note = (
+            f"note: evaluate.mem_len = {exp.evaluate.mem_len} is longer than {known}, the longest"
+            " memory in the settings of this run; the score may become worse, and"
+            f" {argument('mode', 'context')} shows the loss at every length"
+        )
+        processes.print_once(note, stderr())
     corpus = processes.process_zero_first(lambda: corpus_from_config(exp.data, trained.vocab))
     check_baselines(exp.evaluate.baselines, corpus.vocab)
     result = score_split(trained, corpus)
     assert result is not None
     return result
-
-
-def longer_memory(exp: ExperimentConfig, of_run: ExperimentConfig) -> str:
-    """Returns a note if an evaluation has a longer memory than any of training or scoring."""
-    known = max(of_run.train.mem_len, of_run.validate.mem_len, of_run.evaluate.mem_len)
-    if exp.evaluate.mem_len <= known:
-        return ""
-    return (
-        f"note: evaluate.mem_len = {exp.evaluate.mem_len} is longer than {known}, the longest"
-        " memory in the settings of this run; the score may become worse, and"
-        f" {argument('mode', 'context')} shows the loss at every length"
-    )
 
 
 def headline(result: Evaluation) -> str:
@@ -210,8 +203,8 @@ def stored_experiment(workdir: str, start_from: str | None = None) -> Experiment
     """Returns the experiment, of all its seeds, of a run that has begun in a workdir.
 
     Without such a run, returns the experiment of ``start_from``, whose model a new run starts from.
-    Raises WorkdirError if there is no run, if the only one is in the folder of a single seed, if a
-    seed between others is missing, or if the settings cannot be used.
+    Raises WorkdirError if there is no run, if the only one is in the folder of a single seed, or if
+    the settings cannot be used.
     """
     if path(workdir, CONFIG).exists():
         return loaded_experiment(workdir)
@@ -221,12 +214,10 @@ def stored_experiment(workdir: str, start_from: str | None = None) -> Experiment
         return loaded_experiment(start_from)
     if not seeds:
         raise no_run(workdir)
-    first, given = os.path.join(workdir, f"seed_{seeds[0]}"), argument("workdir", workdir)
+    first = os.path.join(workdir, f"seed_{seeds[0]}")
     if len(seeds) == 1:  # as in a sweep
+        why = "the only run in this folder is a seed"
         named = argument("workdir", shown_path(first))
-        raise WorkdirError(f"{given}: the only run in this folder is a seed; give {named}")
-    if gaps := [n for n in range(seeds[0], seeds[-1]) if n not in seeds]:
-        fix = "resume each seed in its own folder, or give the config of all seeds again"
-        raise WorkdirError(f"{given}: seed_{gaps[0]} is missing between the other seeds; {fix}")
+        raise WorkdirError(f"{argument('workdir', workdir)}: {why}; give {named}")
     exp = loaded_experiment(first)
     return dataclasses.replace(exp, train=dataclasses.replace(exp.train, num_seeds=len(seeds)))

@@ -10,7 +10,7 @@
      "timing": {"seconds": 8.1, "tokens_per_second": 12345.6,
                 "data_seconds": 0.02, "save_seconds": 0.3, "attention": "xla"}}
 
-``kind`` is train, valid or test. ``loss`` is in nats per token; the next key has it in the unit of
+``kind`` is train or valid. ``loss`` is in nats per token; the next key has it in the unit of
 the text: ``bpb`` (bits per byte), ``bpc`` (bits per character) or ``ppl`` (perplexity). ``skipped``
 counts skipped updates, which the means exclude. ``data_seconds``, the wait for data, is part of
 ``seconds``. ``save_seconds``, for which saves blocked training, is not. ``attention`` names the
@@ -58,20 +58,18 @@ class RunLog:
     For this, the records of a step must be written before its checkpoint is saved.
 
     Args:
-      workdir: the folder of the run, which is created if necessary.
       resume_step: the step of the restored checkpoint. Later records are removed; 0 removes all.
       window: the value of :attr:`window` from the restored checkpoint.
       rewritten: a kind of record that is also removed at ``resume_step``, and written again.
       tolerate_errors: whether to keep a record that cannot be written, and write it with a later
         record. Errors at the start and at the end of a run are always raised.
       writes: whether to write and print. Otherwise, the log only computes sums.
-      label, progress: arguments of :class:`~txl_jax.training.console.Console`.
-      goodput: a timer that several runs share, or ``None`` for a new timer.
-      logger: receives the settings ``config`` and the numbers of the records, and is not closed.
+      label: an argument of :class:`~txl_jax.training.console.Console`.
+      goodput: a timer that several runs may share.
+      logger: receives the settings ``config`` and the numbers of the records; it is not closed.
       attention: the implementation of attention, which training records name.
 
-    Raises:
-      OSError: a file cannot be written. The error names the file.
+    Raises OSError, which names the file, if a file cannot be written.
     """
 
     def __init__(
@@ -86,7 +84,6 @@ class RunLog:
         tolerate_errors: bool = False,
         writes: bool = True,
         label: str = "",
-        progress: bool | None = None,
         goodput: GoodputTimer | None = None,
         logger: Logger | None = None,
         config: Mapping[str, Any] | None = None,
@@ -103,7 +100,7 @@ class RunLog:
             truncate(self.metrics_path, resume_step, rewritten)
         self._logger = (logger or Logger()) if writes else Logger()
         self._logger.start(self.workdir, config or {}, resume_step)
-        self._console = Console(total_steps, resume_step, unit, label, progress, not writes)
+        self._console = Console(total_steps, resume_step, unit, label, not writes)
         self.goodput = goodput or GoodputTimer()
         self._start_window()
 
@@ -144,20 +141,17 @@ class RunLog:
         w = self._window
         if not w.steps and not w.skipped:
             return
-        values = {
-            "loss": w.loss(),
-            "grad_norm": w.grad_norm_sum / w.steps if w.steps else math.nan,
-            "learning_rate": w.learning_rate,
-            **({"skipped": w.skipped} if w.skipped else {}),
-        }
-        now = self.goodput.training_seconds()
-        seconds = now - self._window_start
+        norm = w.grad_norm_sum / w.steps if w.steps else math.nan
+        values = {"loss": w.loss(), "grad_norm": norm, "learning_rate": w.learning_rate}
+        if w.skipped:
+            values["skipped"] = w.skipped
+        seconds = self.goodput.training_seconds() - self._window_start
         speed = self._window_tokens / seconds if seconds > 0 else math.nan
         lost = {k: v - self._window_lost[k] for k, v in self.goodput.seconds.items()}
         timing: dict[str, Any] = {"seconds": seconds, "tokens_per_second": speed}
         timing |= {"data_seconds": lost["data"], "save_seconds": lost["save"], **self._attention}
         self.record("train", step, values, timing, epoch=epoch)
-        self._console.training_record(step, values, now)
+        self._console.training_record(step, values)
         self._window = Window()
         self._start_window()
 
@@ -214,8 +208,7 @@ class RunLog:
         try:
             draw_loss_curve(self.metrics_path, figure_path, self._unit, self.message)
         except Exception as error:  # no error of the figure may end the run
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            self.message(f"{figure_path}: the loss curve cannot be drawn ({reason})")
+            self.message(f"{figure_path}: the loss curve cannot be drawn ({error!r})")
 
 
 def draw_loss_curve(
@@ -225,7 +218,6 @@ def draw_loss_curve(
 
     Without records, no file is written. ``message`` prints a warning if lines cannot be read.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     points: dict[str, list[tuple[int, float]]] = collections.defaultdict(list)
@@ -235,34 +227,24 @@ def draw_loss_curve(
     for record in records:
         if record.get(unit) is not None:
             points[record["kind"]].append((record["step"], record[unit]))
-    train, valid, test = points["train"], points["valid"], points["test"]
+    train, valid = points["train"], points["valid"]
     if not train and not valid:
         return
 
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    title = []
+    axes = figure.add_subplot(xlabel="step", ylabel=f"{UNIT_NAMES[unit]} ({unit})")
     if train:
-        axes.plot(*zip(*train, strict=True), color="C0", linewidth=1, label="training")
-        title.append(f"training {format_value(train[-1][1], unit)}")
+        label = f"training: {format_value(train[-1][1], unit)} at the end"
+        axes.plot(*zip(*train, strict=True), color="C0", linewidth=1, label=label)
     if valid:
         axes.plot(*zip(*valid, strict=True), "o-", color="C1", markersize=4, label="validation")
         step, value = min(valid, key=lambda point: point[1])
-        best = format_value(value, unit)
-        label = f"best validation: {best} at step {step}"
+        label = f"best validation: {format_value(value, unit)} at step {step}"
         axes.plot(step, value, "*", color="C3", markersize=14, label=label)
-        title.append(f"best validation {best}")
-    if test:
-        title.append(f"test {format_value(test[-1][1], unit)}")
     if unit == "ppl":
         axes.set_yscale("log")
-    last = max(step for step, _ in train + valid)
     run = os.path.basename(os.path.dirname(absolute(figure_path)))
-    values = f"{', '.join(title)} {unit} after {last:,} steps"
-    axes.set_title(f"{run}\n{values}", parse_math=False, wrap=True)
-    axes.set_xlabel("step")
-    axes.set_ylabel(f"{UNIT_NAMES[unit]} ({unit})")
+    axes.set_title(run, parse_math=False, wrap=True)
     axes.grid(alpha=0.3)
     axes.legend()
     png = io.BytesIO()
