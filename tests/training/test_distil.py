@@ -157,9 +157,6 @@ def test_a_resumed_run_needs_no_teacher(teachers, tmp_path):
     assert len(found) == 1
     np.testing.assert_array_equal(again.words, first.words)
     np.testing.assert_array_equal(again.probabilities, first.probabilities)
-    _, other = corpus_and_experiment(folder, **{**changes, "distil.words": 2})
-    assert read(other).words.shape[1] == 2
-    assert len(found) == 2  # the stored targets had other settings
     assert (tmp_path / FILE).exists()
 
 
