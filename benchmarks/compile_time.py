@@ -18,14 +18,11 @@ from typing import Any
 import jax
 import numpy as np
 
-import txl_jax
 from benchmarks.data_preparation import machine
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.batch import Batch
-from txl_jax.parallel.shardings import Shardings, make_mesh
-from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.state import init_state
-from txl_jax.training.step import compiled_step
+from txl_jax.parallel.shardings import make_mesh
+from txl_jax.training.plan import StepSetup
 
 FORMS: dict[str, dict[str, Any]] = {
     "one by one": {},
@@ -81,10 +78,7 @@ def compile_seconds(n_layer: int, settings: dict[str, Any]) -> float:
             "train": {"batch_size": B, "seg_len": T, "mem_len": T},
         }
     )
-    shardings = Shardings(make_mesh(exp.mesh, exp.model, B))
-    model = txl_jax.TransformerXL(exp.model, shardings.mesh)
-    optimizer = make_optimizer(exp)
-    state = jax.eval_shape(lambda: init_state(exp, model, optimizer))
+    setup = StepSetup.on(make_mesh(exp.mesh, exp.model, B), exp)
     of: Any = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype)
     batch = Batch(
         inputs=of(np.int32, B, T),
@@ -93,8 +87,7 @@ def compile_seconds(n_layer: int, settings: dict[str, Any]) -> float:
         reset=of(bool, B),
     )
     began = time.perf_counter()
-    step: Any = compiled_step(exp, model, optimizer, shardings, state)
-    step.lower(state, batch).compile()
+    setup.update().lower(setup.abstract, batch).compile()
     return time.perf_counter() - began
 
 

@@ -22,15 +22,12 @@ from typing import Any
 import jax
 import numpy as np
 
-import txl_jax
 from benchmarks.data_preparation import machine
 from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.config import CheckpointConfig, load_config
 from txl_jax.data.batch import Batch
-from txl_jax.parallel.shardings import Shardings, make_mesh
-from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.state import init_state
-from txl_jax.training.step import compiled_step
+from txl_jax.parallel.shardings import make_mesh
+from txl_jax.training.plan import StepSetup
 
 B, T = 4, 128
 
@@ -49,11 +46,8 @@ def main(argv: list[str] | None = None) -> None:
             "mesh.data": 1,
         },
     )
-    shardings = Shardings(make_mesh(exp.mesh, exp.model, B))
-    model = txl_jax.TransformerXL(exp.model, shardings.mesh)
-    optimizer = make_optimizer(exp)
-    state = jax.jit(lambda: init_state(exp, model, optimizer))()
-    step: Any = compiled_step(exp, model, optimizer, shardings, state)
+    setup = StepSetup.on(make_mesh(exp.mesh, exp.model, B), exp)
+    state, step = setup.initial_state(exp), setup.update()
     tokens = np.random.default_rng(0).integers(0, 204, (B, T), np.int32)
     batch = Batch(tokens, tokens, np.ones((B, T), np.float32), np.zeros(B, bool))
 

@@ -35,7 +35,6 @@ from txl_jax.data.streams import shuffled_streams
 from txl_jax.model.flops import update_flops
 from txl_jax.parallel.shardings import make_mesh
 from txl_jax.training.plan import StepSetup
-from txl_jax.training.step import compiled_step
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -83,14 +82,12 @@ class Training:
         mesh = make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches)
         setup = StepSetup.on(mesh, exp)
         self._state = setup.initial_state(exp)
-        parts = (setup.model, setup.optimizer, setup.shardings, setup.abstract)
-        update: Any = compiled_step(exp, *parts)
         text = random_tokens(t.batch_size * (8 * t.seg_len + 1), exp.model.vocab_size)
         streams = shuffled_streams(text, t.batch_size, t.seg_len, seed=0)
         sharding = setup.shardings.rows(several > 1)
         feed = training_feed(streams, 0, 4 * several, t.epoch_memory, several, sharding)
         self._batches = list(feed)
-        self._update = update.lower(self._state, self._batches[0]).compile()
+        self._update = setup.update().lower(self._state, self._batches[0]).compile()
         self._done = 0
 
     def updates(self, dispatches: int) -> float:

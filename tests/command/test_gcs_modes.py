@@ -17,8 +17,8 @@ from tiny_runs import TABLE
 
 import txl_jax
 from txl_jax import files, modes, paths
+from txl_jax.checkpoint.workdir import begun_dtype
 from txl_jax.config import override
-from txl_jax.training import plan
 from txl_jax.training.events import WandbRun
 
 SHORT: dict[str, Any] = {"model.n_layer": 1, "train.steps": 4, "generate.length": 0}
@@ -31,7 +31,7 @@ def read(workdir, name):
 def test_a_begun_run_in_a_bucket_keeps_its_dtype_on_other_devices(tmp_path, place):
     exp = override(tiny_runs.experiment(tmp_path, **SHORT), {"model.dtype": "bfloat16"})
     files.write_json(f"{place}/config.json", exp.to_dict())
-    assert plan._begun_model(override(exp, {"model.dtype": "auto"}), place).dtype == "bfloat16"
+    assert begun_dtype(place) == "bfloat16"
 
 
 @pytest.mark.slow

@@ -167,7 +167,7 @@ def _text(value: Any) -> str:
 
 def check(exp: ExperimentConfig) -> None:
     """Runs the memory checks of training, generation and the probe; they raise ConfigError."""
-    check_training_memory(exp, build_meshes(exp))
+    check_training_memory(exp, *build_meshes(exp))
     if exp.generate.length:
         generate.check_generation_memory(exp.model, exp.generate)
     trained: Any = types.SimpleNamespace(config=exp)

@@ -14,8 +14,8 @@ from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training.loss import batch_loss, denominators
 from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.plan import StepSetup
 from txl_jax.training.state import init_state, state_shardings
-from txl_jax.training.step import compiled_step
 
 B, T, M, V, STEPS = 8, 12, 10, 96, 20
 MESHES = {"8x1x1": (8, 1, 1), "2x2x2": (2, 2, 2), "1x4x2": (1, 4, 2), "1x1x8": (1, 1, 8)}
@@ -88,8 +88,8 @@ def gradient(exp: ExperimentConfig):
 
 def training(exp: ExperimentConfig):
     """Losses of all steps, the last state, and the compiled step."""
-    model, optimizer, shardings, state = prepared(exp)
-    step = compiled_step(exp, model, optimizer, shardings, state)
+    _, _, shardings, state = prepared(exp)
+    step = StepSetup.on(shardings.mesh, exp).update()
     losses = []
     for batch in batches(exp.model.vocab_size):
         state, metrics = step(state, jax.device_put(batch, shardings.rows()))

@@ -1,16 +1,10 @@
 """Runs a few training steps under any settings, and compares two such runs."""
 
-import jax
 import numpy as np
 from tiny_runs import arrays, corpus_and_experiment
 
-import txl_jax
 from txl_jax.data.feed import training_feed
-from txl_jax.parallel.shardings import Shardings, make_mesh
-from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.plan import training_streams
-from txl_jax.training.state import init_state, state_shardings
-from txl_jax.training.step import compiled_step
+from txl_jax.training.plan import StepSetup, training_mesh, training_streams
 
 STEPS = 4
 
@@ -20,13 +14,8 @@ def train_steps(folder, **changes):
     changes = {"train.batch_size": 8, "model.n_layer": 1, **changes}
     corpus, exp = corpus_and_experiment(folder, **changes)
     t = exp.train
-    model = txl_jax.TransformerXL(exp.model)
-    optimizer = make_optimizer(exp)
-    shardings = Shardings(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
-    init = lambda: init_state(exp, model, optimizer)
-    abstract = jax.eval_shape(init)
-    state = jax.jit(init, out_shardings=state_shardings(shardings, abstract))()
-    step = compiled_step(exp, model, optimizer, shardings, abstract)
+    setup = StepSetup.on(training_mesh(exp), exp)
+    state, step = setup.initial_state(exp), setup.update()
     streams = training_streams(exp, corpus)
     several = t.steps_per_dispatch > 1
     feed = training_feed(
@@ -35,7 +24,7 @@ def train_steps(folder, **changes):
         STEPS,
         t.epoch_memory,
         t.steps_per_dispatch,
-        shardings.rows(several),
+        setup.shardings.rows(several),
         t.reset_every,
     )
     history = []

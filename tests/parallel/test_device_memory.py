@@ -60,7 +60,7 @@ def small_machine(monkeypatch):
 
 def check_memory_of(exp):
     """The check of a run's memory before its text is read."""
-    check_training_memory(exp, build_meshes(exp))
+    check_training_memory(exp, *build_meshes(exp))
 
 
 def trained(**changes) -> Any:

@@ -28,7 +28,6 @@ from txl_jax.config import ConfigError, DataConfig, ExperimentConfig, override
 from txl_jax.data.batch import Batch
 from txl_jax.model import flops
 from txl_jax.parallel.device_memory import GIB, host_memory, program_bytes
-from txl_jax.parallel.shardings import Shardings
 from txl_jax.planning import compile_ahead as ahead
 from txl_jax.planning import run_programs
 from txl_jax.planning.costs import Collective, branches, collectives
@@ -37,8 +36,8 @@ from txl_jax.planning.machines import PlanningError
 from txl_jax.planning.topologies import accelerator_type, topology_devices
 from txl_jax.planning.vocabulary import known_vocab_size, with_vocab_size
 from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.plan import StepSetup
 from txl_jax.training.state import init_state
-from txl_jax.training.step import compiled_step
 
 
 def n_parameters(exp: ExperimentConfig) -> int:
@@ -64,16 +63,12 @@ def n_parameters(exp: ExperimentConfig) -> int:
 def test_train_program_holds_what_the_step_of_training_holds(changes):
     exp = experiment(**changes)
     t = exp.train
-    shardings = Shardings(ahead.training_mesh(exp, jax.devices()))
-    model = txl_jax.TransformerXL(exp.model, shardings.mesh)
-    optimizer = make_optimizer(exp)
-    state = jax.eval_shape(lambda: init_state(exp, model, optimizer))
+    setup = StepSetup.on(ahead.training_mesh(exp, jax.devices()), exp)
     lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
     ints = jax.ShapeDtypeStruct((*lead, B, T), np.int32)
     floats = jax.ShapeDtypeStruct((*lead, B, T), np.float32)
     batch = Batch(ints, ints, floats, jax.ShapeDtypeStruct((*lead, B), bool))  # type: ignore[arg-type]
-    step = compiled_step(exp, model, optimizer, shardings, state)
-    analysis = step.lower(state, batch).compile().memory_analysis()  # type: ignore[attr-defined]
+    analysis = setup.update().lower(setup.abstract, batch).compile().memory_analysis()
     held = train_program(**changes).memory
     kinds = ("argument", "output", "alias", "temp", "generated_code")
     got, want = ([getattr(m, f"{kind}_size_in_bytes") for kind in kinds] for m in (held, analysis))

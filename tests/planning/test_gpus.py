@@ -297,8 +297,9 @@ def told(attention: choice.Choice, exp: ExperimentConfig | None = None) -> str:
             abstract=types.SimpleNamespace(params={}),
         ),
         log=types.SimpleNamespace(message=lines.append),
+        _resumed=False,
     )
-    Trainer.log_start(trainer, 0, False)
+    Trainer.log_start(trainer)
     return "\n".join(lines)
 
 

@@ -39,7 +39,7 @@ from txl_jax.library_errors import log_library_errors
 from txl_jax.messages import UserError
 from txl_jax.training import run as run_module
 from txl_jax.training import step as step_module
-from txl_jax.training import trainer
+from txl_jax.training.plan import StepSetup
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.skipping import NonFiniteError
 
@@ -550,8 +550,8 @@ def after(function):
 
 MOMENTS = {
     "compiling": (
-        trainer,
-        "compiled_step",
+        StepSetup,
+        "update",
         before,
         " before the first step, so there is nothing to save",
     ),

@@ -41,8 +41,8 @@ from txl_jax.config import (
 from txl_jax.model.kernels import choice
 from txl_jax.parallel.shardings import idle_devices, make_mesh, scoring_mesh
 from txl_jax.records import read_counted
+from txl_jax.training.plan import StepSetup
 from txl_jax.training.state import init_state, state_shardings
-from txl_jax.training.step import compiled_step
 
 FIRST = ("2x2x2", "adaptive")
 REST = [(mesh, output) for mesh in MESHES for output in OUTPUTS if (mesh, output) != FIRST]
@@ -294,9 +294,9 @@ def all_shapes(text: str, kinds: str = r"[\w-]+") -> list[tuple[str, tuple[int, 
 def exchanges(mesh, **changes) -> list[tuple[str, tuple[int, ...]]]:
     """Kind and shape of all that devices exchange in a compiled step."""
     exp = experiment(mesh, **changes)
-    model, optimizer, shardings, state = prepared(exp)
+    _, _, shardings, state = prepared(exp)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, batches()[0]))
-    step: Any = compiled_step(exp, model, optimizer, shardings, state)
+    step = StepSetup.on(shardings.mesh, exp).update()
     kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
     return all_shapes(step.lower(*shapes).compile().as_text(), kinds)
 
@@ -320,8 +320,8 @@ def test_memory_never_moves_between_devices(shape):
     moved = [s for _, s in exchanges(MESHES[shape]) if len(s) >= 3 and M in s and 32 in s]
     assert not moved, f"rows {rows}"
     exp = experiment(MESHES[shape])
-    model, optimizer, shardings, state = prepared(exp)
-    step = compiled_step(exp, model, optimizer, shardings, state)
+    _, _, shardings, state = prepared(exp)
+    step = StepSetup.on(shardings.mesh, exp).update()
     after = step(state, jax.device_put(batches()[0], shardings.rows()))[0]
     assert after.mems.hidden.sharding.is_equivalent_to(state.mems.hidden.sharding, 4)
 

@@ -10,11 +10,10 @@ from tiny_runs import arrays, corpus_and_experiment, train
 
 import txl_jax
 from txl_jax.data.feed import training_batch
-from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training import skipping
 from txl_jax.training import step as step_module
 from txl_jax.training.optimizer import RecentNorm, make_optimizer, recent_norm
-from txl_jax.training.plan import training_streams
+from txl_jax.training.plan import StepSetup, training_mesh, training_streams
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.skipping import (
     NonFiniteError,
@@ -23,8 +22,7 @@ from txl_jax.training.skipping import (
     skip_bad_update,
     skip_reason,
 )
-from txl_jax.training.state import init_state, state_shardings
-from txl_jax.training.step import compiled_step, train_step
+from txl_jax.training.step import train_step
 
 SKIP = {"train.non_finite": "skip"}
 ON_A_MESH = {"mesh.fsdp": 2, "mesh.tensor": 2, "train.micro_batches": 2}
@@ -48,18 +46,12 @@ def prepared(folder, **changes):
 
 def _prepare(folder, **changes):
     corpus, exp = corpus_and_experiment(folder, **{"model.n_layer": 1, **changes})
-    t = exp.train
-    optimizer = make_optimizer(exp)
-    shardings = Shardings(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
-    model = txl_jax.TransformerXL(exp.model, shardings.mesh)
-    init = lambda: init_state(exp, model, optimizer)
-    abstract = jax.eval_shape(init)
-    state = jax.jit(init, out_shardings=state_shardings(shardings, abstract))()
-    gives_away = compiled_step(exp, model, optimizer, shardings, abstract)
+    setup = StepSetup.on(training_mesh(exp), exp)
+    state, gives_away = setup.initial_state(exp), setup.update()
     step = lambda state, batch: gives_away(jax.tree.map(jnp.copy, state), batch)  # state is reused
     streams = training_streams(exp, corpus)
-    batches = [training_batch(streams, s, t.epoch_memory) for s in range(4)]
-    return exp, model, optimizer, state, step, batches
+    batches = [training_batch(streams, s, exp.train.epoch_memory) for s in range(4)]
+    return exp, setup.model, setup.optimizer, state, step, batches
 
 
 def spoilt(batch):

@@ -41,7 +41,6 @@ from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.parallel.compile_cache import compiled_rows
 from txl_jax.parallel.device_memory import array_bytes
 from txl_jax.parallel.shardings import Shardings, one_device, scoring_mesh
-from txl_jax.training.multi_seed import seeds_step
 from txl_jax.training.plan import (
     StepSetup,
     attention_program,
@@ -51,7 +50,7 @@ from txl_jax.training.plan import (
     unchecked_streams,
 )
 from txl_jax.training.state import state_shardings
-from txl_jax.training.step import compiled_step, dispatch_shapes
+from txl_jax.training.step import dispatch_shapes
 
 
 class Flops(NamedTuple):
@@ -144,12 +143,10 @@ def lower_update(setup: StepSetup) -> jax.stages.Lowered:
             size = n_tokens, min(exp.distil.words, exp.model.vocab_size or 1)
             soft = SoftTargets(np.zeros(size, np.uint16), np.zeros(size, np.float16))
         text = device_text(streams, soft)
-    shapes = dispatch_shapes(t, streams, t.text_on_device)
+    shapes = dispatch_shapes(t, streams)
     if t.num_seeds > 1:
         return _lower_seeds(setup, shapes, text)
-    made = setup.model, setup.optimizer, setup.shardings, setup.abstract
-    step: Any = compiled_step(exp, *made, text)
-    return step.lower(setup.abstract, shapes, *filter(None, [text]))
+    return setup.update(text).lower(setup.abstract, shapes, *filter(None, [text]))
 
 
 def training_text(exp: ExperimentConfig) -> Any:
@@ -164,9 +161,8 @@ def _lower_seeds(setup: StepSetup, shapes: Any, text: Any) -> jax.stages.Lowered
     place = lambda lead, x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype, sharding=whole)
     one, of_seeds = (functools.partial(place, lead) for lead in ((), (n,)))
     seeds = of_seeds(jax.ShapeDtypeStruct((), np.uint32))
-    step: Any = seeds_step(setup.exp, setup.model, setup.optimizer)
     placed = jax.tree.map(of_seeds, (setup.abstract, shapes)), jax.tree.map(one, text)
-    return step.lower(*placed[0], placed[1], seeds)
+    return setup.update(text).lower(*placed[0], placed[1], seeds)
 
 
 def _scoring(

@@ -11,7 +11,6 @@ records the trained model. A resumed run reads only its own workdir.
 
 import dataclasses
 import os
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ import optax
 from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.tensors import parameters_hash
-from txl_jax.checkpoint.workdir import read_experiment, read_json, read_vocab
+from txl_jax.checkpoint.workdir import read_experiment, read_vocab
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
 from txl_jax.config import ConfigError, DataConfig, ExperimentConfig, TransformerXLConfig
 from txl_jax.config.folders import same_files
@@ -55,9 +54,13 @@ def resolve_experiment(
     folder = exp.train.start_from
     if folder is None:
         return exp, None
-    complete = all(path(workdir, name).exists() for name in (CONFIG, VOCAB))
-    started = complete and same_files(read_experiment(workdir).train.start_from, folder)
-    trained, vocab = _read_settings(workdir if started else folder, folder)
+    source = folder
+    if _has_settings(workdir) and same_files(read_experiment(workdir).train.start_from, folder):
+        source = workdir  # a resumed run reads only its own workdir
+    elif not _has_settings(folder):
+        what = "the workdir of a run, or a folder that `python -m txl_jax.convert` wrote"
+        raise _error(folder, f"this folder has no {CONFIG} and {VOCAB}; name {what}")
+    trained, vocab = read_experiment(source), read_vocab(source)
     model, data = _merged_model(exp, trained.model), _merged_data(exp, trained, vocab)
     return dataclasses.replace(exp, model=model, data=data), vocab
 
@@ -80,30 +83,21 @@ def load_initial_params(
     state: TrainState,
     optimizer: optax.GradientTransformation,
     exp: ExperimentConfig,
-    vocab: Vocab,
     workdir: str,
     shardings: Shardings,
 ) -> TrainState:
     """Returns the state at step 0 with the parameters of ``train.start_from``, which is set.
 
     The optimizer starts from these parameters, because some keep them in their state. ``exp`` comes
-    from :func:`resolve_experiment`, and ``vocab`` is that of the corpus. Writes ``start.json`` into
-    ``workdir``. Raises CheckpointError if the checkpoint cannot be read. Raises ConfigError if the
-    trained model has another shape or vocabulary, or if its parameters have changed since the
-    first start of this run.
+    from :func:`resolve_experiment`. Writes ``start.json`` into ``workdir``. Raises CheckpointError
+    or ConfigError if the parameters cannot be read.
     """
     folder = exp.train.start_from
     assert folder is not None
-    if _read_settings(folder, folder)[1] != vocab:
-        fix = "name a model that was trained on such a text"
-        raise _error(folder, f"this model's vocabulary is not that of the training text; {fix}")
     try:
         trained = load(folder)
     except ModelFormatError as error:
         raise _error(folder, str(error)) from error
-    if _merged_model(exp, trained.config.model) != exp.model:
-        fix = "the folder has changed since this run began; name another workdir"
-        raise _error(folder, f"this model has another shape than the model of the run: {fix}")
     record = {
         "start_from": folder,
         "folder": absolute(folder),
@@ -111,7 +105,7 @@ def load_initial_params(
         "step": trained.step,
         "parameters_sha256": parameters_hash(trained.params),
     }
-    processes.on_process_zero(lambda: _write_record(workdir, record))
+    processes.on_process_zero(lambda: write_json(os.path.join(workdir, RECORD), record))
     params = processes.placed(trained.params, shardings.parameters(trained.params))
     if exp.model.scan_layers:
         stacked = shardings.parameters(state.params)
@@ -122,13 +116,8 @@ def load_initial_params(
     return state.replace(opt_state=jax.jit(start, out_shardings=spread)(params))
 
 
-def _read_settings(folder: str, named: str) -> tuple[ExperimentConfig, Vocab]:
-    """Reads a model's settings and vocabulary. Errors name the folder of the config, ``named``."""
-    for name in (CONFIG, VOCAB):
-        if not path(folder, name).exists():
-            what = "the workdir of a run, or a folder that `python -m txl_jax.convert` wrote"
-            raise _error(named, f"this folder has no {name}; name {what}")
-    return read_experiment(folder), read_vocab(folder)
+def _has_settings(folder: str) -> bool:
+    return all(path(folder, name).exists() for name in (CONFIG, VOCAB))
 
 
 def _merged_model(exp: ExperimentConfig, theirs: TransformerXLConfig) -> TransformerXLConfig:
@@ -142,7 +131,7 @@ def _merged_model(exp: ExperimentConfig, theirs: TransformerXLConfig) -> Transfo
         named = ", ".join(f"{k} {v!r}, not {ours[k]!r}" for k, v in different.items())
         flags = " ".join(argument(f"config.model.{k}", typed(v)) for k, v in different.items())
         rule = f"the trained model has {named}; give {flags}, or leave these settings out"
-        raise _error(exp.train.start_from, rule)
+        raise _error(str(exp.train.start_from), rule)
     return dataclasses.replace(exp.model, **taken)
 
 
@@ -159,15 +148,5 @@ def _merged_data(exp: ExperimentConfig, trained: ExperimentConfig, vocab: Vocab)
     return dataclasses.replace(d, vocab=vocab.kind, vocab_size=size)
 
 
-def _write_record(workdir: str, record: dict[str, Any]) -> None:
-    """Writes ``start.json``. Raises ConfigError if an existing one names other parameters."""
-    file, key = os.path.join(workdir, RECORD), "parameters_sha256"
-    if path(file).exists() and read_json(file).get(key) != record[key]:
-        rule = f"the parameters in this folder have changed since the run began, see {file}"
-        raise _error(record["start_from"], f"{rule}; name another workdir")
-    write_json(file, record)
-
-
-def _error(folder: str | None, reason: str) -> ConfigError:
-    shown = None if folder is None else shown_path(folder)
-    return ConfigError(f"config key train.start_from = {shown!r}: {reason}")
+def _error(folder: str, reason: str) -> ConfigError:
+    return ConfigError(f"config key train.start_from = {shown_path(folder)!r}: {reason}")

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from txl_jax.parallel.device_memory import TRAINING, TRAINING_STATE, explained
 from txl_jax.training.events import Logger
-from txl_jax.training.multi_seed import StackedSeeds, open_seeds
+from txl_jax.training.multi_seed import open_trainers
 from txl_jax.training.plan import Plan
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.profile import traced_steps
-from txl_jax.training.trainer import Outcome, Trainer, open_trainer
+from txl_jax.training.trainer import Outcome
 
 
 def train(plan: Plan, guard: PreemptionGuard, loggers: Sequence[Logger] = ()) -> list[Outcome]:
@@ -22,7 +22,7 @@ def train(plan: Plan, guard: PreemptionGuard, loggers: Sequence[Logger] = ()) ->
     each seed, which is started but not closed here.
 
     Raises:
-      ConfigError: the program does not fit the memory, or ``train.start_from`` has changed.
+      ConfigError: the program does not fit the memory, or ``train.start_from`` cannot be read.
       CheckpointError: a checkpoint has another config, or cannot be written, or seeds cannot resume
         from the same step.
       NonFiniteError: a loss, a gradient or a state is not finite. This state is not saved.
@@ -65,12 +65,3 @@ def train(plan: Plan, guard: PreemptionGuard, loggers: Sequence[Logger] = ()) ->
 
         # The last save is complete when training returns, also after a signal.
         return [trainer.finish(step, seeds.part(state, i)) for i, trainer in enumerate(trainers)]
-
-
-def open_trainers(
-    plan: Plan, guard: PreemptionGuard, loggers: Sequence[Logger]
-) -> contextlib.AbstractContextManager[Trainer | StackedSeeds]:
-    """Opens the trainer of one seed, or that of several seeds, which has the same methods."""
-    if len(plan.runs) > 1:
-        return open_seeds(plan, guard, loggers)
-    return open_trainer(plan, plan.runs[0], guard, next(iter(loggers), None))

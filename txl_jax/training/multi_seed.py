@@ -10,51 +10,50 @@ that of a run of a single seed, up to rounding.
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
+from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.feed import prefetch
 from txl_jax.messages import shown_path
-from txl_jax.model.kernels.choice import compiler_options
-from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.events import Logger
 from txl_jax.training.goodput import GoodputTimer
 from txl_jax.training.plan import Plan
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.state import TrainState
-from txl_jax.training.step import Metrics, make_dispatch
-from txl_jax.training.trainer import Program, Trainer, open_trainer
+from txl_jax.training.trainer import Program, Trainer
 
 
 @contextlib.contextmanager
-def open_seeds(
+def open_trainers(
     plan: Plan, guard: PreemptionGuard, loggers: Sequence[Logger] = ()
-) -> Iterator["StackedSeeds"]:
-    """Opens the trainers of all seeds, at the newest checkpoint that all seeds have.
+) -> Iterator["Trainer | StackedSeeds"]:
+    """Opens the trainer of one seed, or those of several, at the newest checkpoint that all have.
 
     Raises CheckpointError if the seeds cannot resume from the same step.
     """
-    last_step = common_step(plan)
+    last_step = common_step(plan) if len(plan.runs) > 1 else None
     timer = GoodputTimer()  # shared, because all seeds wait for the same program
     with contextlib.ExitStack() as stack:
-        trainers = [
-            stack.enter_context(open_trainer(plan, run, guard, logger, last_step, timer))
-            for run, logger in zip(plan.runs, loggers or [Logger()] * len(plan.runs), strict=True)
-        ]
+        trainers = []
+        for run, logger in zip(plan.runs, loggers or [Logger()] * len(plan.runs), strict=True):
+            checkpoints = stack.enter_context(Checkpoints(run.workdir, run.exp.checkpoint))
+            trainer = Trainer(plan, run, checkpoints, guard, logger, last_step, timer)
+            trainers.append(stack.enter_context(contextlib.closing(trainer)))
+            trainer.log_start()
         steps = {trainer.step for trainer in trainers}
         if len(steps) > 1:
             raise CheckpointError(
                 f"all seeds must resume from the same step, but their steps are {sorted(steps)}: a"
                 " checkpoint is damaged; resume each seed alone, or train in another workdir"
             )
-        yield StackedSeeds(trainers)
+        yield StackedSeeds(trainers) if len(trainers) > 1 else trainers[0]
 
 
 class StackedSeeds:
@@ -83,16 +82,14 @@ class StackedSeeds:
         first, seeds = self._first, seed_array([trainer.exp for trainer in self.trainers])
         with_seeds = lambda x: jax.ShapeDtypeStruct((len(self.trainers), *x.shape), x.dtype)
         state, shapes = jax.tree.map(with_seeds, (first.setup.abstract, first.input_shapes()))
-        jitted = seeds_step(first.exp, first.setup.model, first.setup.optimizer)
-        compiled = first.compile(jitted, state, shapes, first.text, seeds)
+        compiled = first.compile(state, shapes, first.text, seeds)
         return lambda state, inputs: compiled(state, inputs, first.text, seeds)
 
     def feed(self, step: int) -> Generator[Any, None, None]:
         """Yields the inputs of every dispatch from ``step`` on, prefetched."""
-        with contextlib.ExitStack() as stack:
-            close = lambda feed: stack.enter_context(contextlib.closing(feed))
-            feeds = [close(trainer.feed(step, sharded=False)) for trainer in self.trainers]
-            yield from close(prefetch(_stacked(inputs) for inputs in zip(*feeds, strict=True)))
+        feeds = [trainer.feed(step, sharded=False) for trainer in self.trainers]
+        stacked = lambda *leaves: jnp.stack(leaves)
+        return prefetch(jax.tree.map(stacked, *inputs) for inputs in zip(*feeds, strict=True))
 
     def part(self, tree: Any, seed: int) -> Any:
         """Returns a seed's part of a state or of metrics."""
@@ -108,29 +105,15 @@ def common_step(plan: Plan) -> int:
     first = min(exp.checkpoint.every, exp.train.eval_every or exp.train.steps)
     if max(sum(steps.values(), [0])) <= first:
         return 0  # stopped between the first saves of two seeds
-    lists = {shown_path(w): ", ".join(map(str, s)) or "none" for w, s in steps.items()}
-    told = "; ".join(f"{name}: {saved}" for name, saved in lists.items())
+    told = "; ".join(
+        f"{shown_path(w)}: {', '.join(map(str, s)) or 'none'}" for w, s in steps.items()
+    )
     raise CheckpointError(
         f"no step has a checkpoint of all seeds ({told}), and to begin again would discard their"
         " records; resume each seed alone in its folder, or train in another workdir"
     )
 
 
-def seeds_step(
-    exp: ExperimentConfig, model: TransformerXL, optimizer: optax.GradientTransformation
-) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Returns :func:`~txl_jax.training.step.make_dispatch` for all seeds, with ``jit``.
-
-    All arguments except the text have a leading axis of seeds. The function donates the state.
-    """
-    mapped = jax.vmap(make_dispatch(exp, model, optimizer), in_axes=(0, 0, None, 0))
-    return jax.jit(mapped, donate_argnums=(0,), compiler_options=compiler_options(model.mesh))
-
-
 def seed_array(exps: Sequence[ExperimentConfig]) -> jax.Array:
     """Returns the seeds of the experiments as uint32 [R]; int32 cannot hold all 32-bit seeds."""
     return jnp.array([exp.seed for exp in exps], jnp.uint32)
-
-
-def _stacked(trees: Sequence[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

@@ -40,7 +40,7 @@ from txl_jax.config.folders import data_folder
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.errors import DataError
 from txl_jax.data.feed import training_batch
-from txl_jax.data.on_device import check_single_process, device_text
+from txl_jax.data.on_device import DeviceText, check_single_process, device_text
 from txl_jax.data.pieces import flat_tokens
 from txl_jax.data.streams import Streams, shuffled_streams
 from txl_jax.data.vocab import encode_prompts
@@ -53,7 +53,7 @@ from txl_jax.messages import argument
 from txl_jax.model import self_check
 from txl_jax.model.attention import planned_attention
 from txl_jax.model.initializers import shared_draws
-from txl_jax.model.kernels.choice import Choice, check_platform
+from txl_jax.model.kernels.choice import Choice, check_platform, compiler_options
 from txl_jax.model.layout import unstack_layers
 from txl_jax.model.precision import resolved
 from txl_jax.model.transformer_xl import TransformerXL
@@ -68,7 +68,8 @@ from txl_jax.parallel.processes import on_process_zero, process_zero_first
 from txl_jax.parallel.shardings import Shardings, make_mesh, scoring_mesh
 from txl_jax.training.fine_tuning import load_encoded_corpus, resolve_experiment
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.state import TrainState, init_state, with_shardings
+from txl_jax.training.state import TrainState, init_state, state_shardings, with_shardings
+from txl_jax.training.step import make_dispatch
 
 _SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
@@ -119,25 +120,30 @@ class StepSetup:
             return jax.jit(self.draw, out_shardings=out).lower(_SEED)
 
     @functools.cached_property
-    def initialise(self) -> jax.stages.Compiled:
-        """The compiled program of :meth:`lower_initialise`."""
+    def _initialise(self) -> jax.stages.Compiled:
         return self.lower_initialise().compile()
 
     def initial_state(self, exp: ExperimentConfig) -> TrainState:
         """Draws the state before the first update with the experiment's seed."""
-        return self.initialise(jnp.uint32(exp.seed))
+        return self._initialise(jnp.uint32(exp.seed))
 
-    def check_state_memory(self) -> None:
-        """Raises ConfigError if the arrays of training alone exceed the memory of the devices."""
-        arrays, copies = (self.abstract, self.abstract.params), self.exp.train.num_seeds
-        check_arrays(TRAINING_STATE, arrays, self.shardings.mesh, copies)
+    def update(self, text: DeviceText | None = None) -> Any:
+        """Returns :func:`~txl_jax.training.step.make_dispatch` with ``jit`` and shardings.
 
-
-class Meshes(NamedTuple):
-    """The devices of training and validation, and those of the final evaluation."""
-
-    training: Mesh
-    scoring: Mesh
+        The function donates the state. With ``train.num_seeds`` > 1, all arguments except the text
+        have a leading axis of seeds.
+        """
+        t, on = self.exp.train, self.shardings
+        function = make_dispatch(self.exp, self.model, self.optimizer)
+        placed: dict[str, Any] = {}
+        if t.num_seeds > 1:
+            function = jax.vmap(function, in_axes=(0, 0, None, 0))
+        else:
+            state, whole = state_shardings(on, self.abstract), on.replicated()
+            inputs = (on.rows(t.steps_per_dispatch > 1),) if text is None else (whole, on.rows())
+            placed = {"in_shardings": (state, *inputs), "out_shardings": (state, whole)}
+        options = compiler_options(on.mesh)
+        return jax.jit(function, donate_argnums=(0,), compiler_options=options, **placed)
 
 
 class SeedRun(NamedTuple):
@@ -180,12 +186,14 @@ def plan_run(exp: ExperimentConfig, workdir: str) -> Plan:
         on_process_zero(functools.partial(check_free, folder))
     on_process_zero(lambda: check_writable(workdir))
     exp, vocab = resolve_experiment(exp, folders[0])
-    meshes = build_meshes(exp)
-    model = resolved(_begun_model(exp, folders[0]), meshes.training)
-    exp = dataclasses.replace(exp, model=model)
-    check_training_memory(exp, meshes)
+    (mesh, scoring), model = build_meshes(exp), exp.model
+    if model.dtype == "auto":  # a run with a checkpoint keeps the dtype of its first start
+        dtype = on_process_zero(lambda: begun_dtype(folders[0]))
+        model = dataclasses.replace(model, dtype=dtype)
+    exp = dataclasses.replace(exp, model=resolved(model, mesh))
+    check_training_memory(exp, mesh, scoring)
     corpus = process_zero_first(lambda: load_encoded_corpus(exp, vocab))
-    plan = build_plan(with_vocab(exp, corpus), corpus, workdir, meshes, auto_dtype)
+    plan = build_plan(with_vocab(exp, corpus), corpus, workdir, (mesh, scoring), auto_dtype)
     check_final_outputs(given, corpus)
     return plan
 
@@ -194,30 +202,36 @@ def build_plan(
     exp: ExperimentConfig,
     corpus: Corpus,
     workdir: str,
-    meshes: Meshes | None = None,
+    meshes: tuple[Mesh, Mesh] | None = None,
     auto_dtype: bool = False,
 ) -> Plan:
     """Returns the plan of a run with complete settings; errors are those of :func:`plan_run`."""
     mesh, scoring = meshes or build_meshes(exp)
     # The text is checked, for example its length, before what depends on the devices only.
     validation = split_evaluator(exp.model, exp.validate, corpus, mesh, VALIDATION)
-    evaluated = _evaluated(exp.model, auto_dtype)
-    scored = dataclasses.replace(exp, model=evaluated)
-    evaluators = split_evaluators(scored, corpus, scoring)
+    # The final evaluation loads the model from its checkpoint. Its dtype is auto again if the user
+    # left it to the devices and auto means the same there.
+    auto = dataclasses.replace(exp.model, dtype="auto")
+    same = auto_dtype and resolved(auto, None).dtype == exp.model.dtype
+    model = auto if same else exp.model
+    evaluated = dataclasses.replace(model, scan_layers=False, remat="none")
+    evaluators = split_evaluators(dataclasses.replace(exp, model=evaluated), corpus, scoring)
     runs = [SeedRun(*run, training_streams(run[0], corpus)) for run in seed_runs(exp, workdir)]
-    _check_attention(exp, mesh, runs[0].streams)
+    program = attention_program(exp.train, runs[0].streams)
+    self_check.check(exp.model, mesh, *attention_sizes(exp.train), **program)
     for evaluator in (validation, *evaluators.values()):
         evaluator.check_attention()
     check_seeds(exp, mesh)
     setup = StepSetup.on(mesh, exp)
-    setup.check_state_memory()
     return Plan(corpus, setup, runs, validation, evaluators, evaluated, auto_dtype)
 
 
-def build_meshes(exp: ExperimentConfig) -> Meshes:
-    """Returns the meshes of a run, or raises ConfigError if its devices do not fit the config."""
-    training = training_mesh(exp)
-    return Meshes(training, scoring_mesh(exp.mesh, exp.model, exp.evaluate.batch_size))
+def build_meshes(exp: ExperimentConfig) -> tuple[Mesh, Mesh]:
+    """Returns the devices of training and validation, and those of the final evaluation.
+
+    Raises ConfigError if the devices do not fit the config.
+    """
+    return training_mesh(exp), scoring_mesh(exp.mesh, exp.model, exp.evaluate.batch_size)
 
 
 def training_mesh(exp: ExperimentConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -252,20 +266,14 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> Streams:
     tokens = len(flat_tokens(corpus.train))
     longest = tokens // t.batch_size
     for key, what in (("mem_len", "memory"), ("context_len", "context")):
-        if getattr(t, key) > longest:
+        if (value := getattr(t, key)) > longest:
             raise ConfigError(
-                f"config key train.{key} = {getattr(t, key)}: a stream of the train split has only"
-                f" {longest} of its {tokens:,} tokens at train.batch_size {t.batch_size}; use a"
-                f" shorter {what}, a lower train.batch_size, or a text with"
-                f" {getattr(t, key) * t.batch_size:,} tokens or more in its train split"
+                f"config key train.{key} = {value}: a stream of the train split has only {longest}"
+                f" of its {tokens:,} tokens at train.batch_size {t.batch_size}; use a shorter"
+                f" {what}, a lower train.batch_size, or a text with {value * t.batch_size:,} tokens"
+                " or more in its train split"
             )
     return streams
-
-
-def _check_attention(exp: ExperimentConfig, mesh: Mesh, streams: Streams) -> None:
-    """Runs the self-check of the train step's attention; raises KernelError if it fails."""
-    program = attention_program(exp.train, streams)
-    self_check.check(exp.model, mesh, *attention_sizes(exp.train), **program)
 
 
 def attention_program(t: TrainConfig, streams: Streams) -> dict[str, bool]:
@@ -275,14 +283,10 @@ def attention_program(t: TrainConfig, streams: Streams) -> dict[str, bool]:
 
 
 def check_seeds(exp: ExperimentConfig, mesh: Mesh) -> None:
-    """Raises ConfigError if several seeds are to train on several processes or devices."""
-    what = ""
-    if jax.process_count() > 1:
-        what = "process; train each seed in its own run"
-    elif mesh.size > 1:
-        what = f"device; give {argument('config.mesh.data', 1)}"
-    if what and exp.train.num_seeds > 1:
-        raise ConfigError(f"config key train.num_seeds: several seeds need one {what}")
+    """Raises ConfigError if several seeds are to train on several devices or processes."""
+    if exp.train.num_seeds > 1 and max(mesh.size, jax.process_count()) > 1:
+        fix = f"give {argument('config.mesh.data', 1)}, or train each seed in its own run"
+        raise ConfigError(f"config key train.num_seeds: several seeds need one device; {fix}")
 
 
 def check_final_outputs(exp: ExperimentConfig, corpus: Corpus) -> None:
@@ -309,36 +313,19 @@ def seed_runs(exp: ExperimentConfig, workdir: str) -> list[tuple[ExperimentConfi
     return [(dataclasses.replace(exp, seed=s, train=single), folder(s)) for s in seeds]
 
 
-def _begun_model(exp: ExperimentConfig, workdir: str) -> TransformerXLConfig:
-    """Returns the model's settings; a run with a checkpoint keeps the dtype of its first start."""
-    if exp.model.dtype != "auto":
-        return exp.model
-    return dataclasses.replace(exp.model, dtype=on_process_zero(lambda: begun_dtype(workdir)))
-
-
-def _evaluated(c: TransformerXLConfig, auto_dtype: bool) -> TransformerXLConfig:
-    """Returns the model's settings in the final evaluation, which loads it from its checkpoint.
-
-    The dtype is ``auto`` again if the user left it to the devices and ``auto`` means the same for
-    the evaluation.
-    """
-    own = dataclasses.replace(c, dtype="auto")
-    same = auto_dtype and resolved(own, None).dtype == c.dtype
-    return dataclasses.replace(own if same else c, scan_layers=False, remat="none")
-
-
-def check_training_memory(exp: ExperimentConfig, meshes: Meshes) -> None:
+def check_training_memory(exp: ExperimentConfig, mesh: Mesh, scoring: Mesh) -> None:
     """Raises ConfigError if parameters, optimizer state, gradient or memory do not fit the devices.
 
     These arrays are only a part of what training needs, but this check needs no text. The compiled
     program of an update is checked later, before the state is made. An unknown vocabulary counts as
     the fewest words that the model can have.
     """
-    check_platform(exp.model.kernel, meshes.training)
+    check_platform(exp.model.kernel, mesh)
     sized = dataclasses.replace(exp, model=_one_layer_traced(exp.model))
-    StepSetup.on(meshes.training, sized).check_state_memory()
-    _check_protocol_memory(exp.model, exp.validate, VALIDATION, meshes.training)
-    _check_protocol_memory(exp.model, exp.evaluate, EVALUATION, meshes.scoring)
+    state = StepSetup.on(mesh, sized).abstract
+    check_arrays(TRAINING_STATE, (state, state.params), mesh, exp.train.num_seeds)
+    _check_protocol_memory(exp.model, exp.validate, VALIDATION, mesh)
+    _check_protocol_memory(exp.model, exp.evaluate, EVALUATION, scoring)
 
 
 def check_evaluation_memory(exp: ExperimentConfig, work: Work = EVALUATION) -> None:

@@ -20,7 +20,7 @@ from txl_jax.parallel import processes
 from txl_jax.training.state import TrainState
 
 SPIKE_WARMUP = 20  # updates that the mean norm needs before a norm can count as a spike
-_REMEDY = "Try a lower optimizer.learning_rate, more optimizer.warmup_steps, or model.dtype float32"
+REMEDY = "Try a lower optimizer.learning_rate, more optimizer.warmup_steps, or model.dtype float32"
 
 
 class NonFiniteError(UserError, RuntimeError):
@@ -31,23 +31,11 @@ class SkippedError(UserError, RuntimeError):
     """Too many updates in a row were skipped. The message has the last reason and checkpoint."""
 
 
-def check_skips(
-    in_a_row: int, most: int, step: int, metrics: Mapping[str, float], kept: str
-) -> None:
-    """Raises SkippedError after ``most`` skipped updates in a row. ``kept`` names a checkpoint."""
-    if in_a_row >= most:
-        raise SkippedError(
-            f"{in_a_row} updates in a row were skipped, the last at step {step}:"
-            f" {skip_reason(metrics)}; training stopped, and {kept}. {_REMEDY}, or raise"
-            " train.max_skipped"
-        )
-
-
 def check_finite(name: str, value: float, step: int, kept: str) -> None:
     """Raises NonFiniteError unless the value is finite. ``kept`` names the last checkpoint."""
     if not math.isfinite(value):
-        told = f"{name} is {value} at step {step}; training stopped, and {kept}"
-        raise NonFiniteError(f"{told}. {_REMEDY}")
+        what = f"{name} is {value} at step {step}"
+        raise NonFiniteError(f"{what}; training stopped, and {kept}. {REMEDY}")
 
 
 def check_state(state: TrainState, step: int, kept: str) -> None:
@@ -55,7 +43,7 @@ def check_state(state: TrainState, step: int, kept: str) -> None:
     name = non_finite_leaf(state)
     if processes.failing(name is not None):
         what = f"{name or 'a part of the state'} is not finite after step {step}"
-        raise NonFiniteError(f"{what}; training stopped, and {kept}. {_REMEDY}")
+        raise NonFiniteError(f"{what}; training stopped, and {kept}. {REMEDY}")
 
 
 def skip_bad_update(
@@ -101,13 +89,12 @@ def non_finite_leaf(tree: Any) -> str | None:
     Each process checks those of its own shards that are replica 0, without communication.
     """
     checked = [  # all checks are started before the first result is read
-        (path, _is_finite(shard.data))
+        (jax.tree_util.keystr(path, simple=True, separator="/"), _is_finite(shard.data))
         for path, x in _float_leaves(tree)
         for shard in x.addressable_shards
         if shard.replica_id == 0
     ]
-    bad = (path for path, finite in checked if not finite)
-    return next((jax.tree_util.keystr(path, simple=True, separator="/") for path in bad), None)
+    return next((name for name, finite in checked if not finite), None)
 
 
 _is_finite = jax.jit(lambda x: jnp.all(jnp.isfinite(x)))
@@ -119,11 +106,11 @@ def _float_leaves(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def skip_reason(metrics: Mapping[str, float]) -> str:
-    """Returns the reason why a step with these metrics was skipped, as text."""
+    """Returns the reason why a step with these metrics was skipped."""
     for name, key in (("training loss", "nll_sum"), ("gradient norm", "grad_norm")):
         if not math.isfinite(metrics[key]):
             return f"{name} is {metrics[key]}"
     if not metrics.get("update_finite", 1.0):
         return "the update is not finite, although loss and gradient are"
-    many = "over train.skip_spikes times the recent mean"
-    return f"gradient norm {metrics['grad_norm']:.4g} is {many}"
+    norm = f"{metrics['grad_norm']:.4g}"
+    return f"gradient norm {norm} is over train.skip_spikes times the recent mean"

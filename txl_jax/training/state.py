@@ -76,12 +76,6 @@ def with_shardings(shapes: TrainState, shardings: Shardings) -> TrainState:
     return jax.tree.map(place, shapes, state_shardings(shardings, shapes))
 
 
-def dropout_key(seed: int | jax.Array, step: jax.Array) -> jax.Array:
-    """Returns the dropout key of a step, which depends only on the seed and the step."""
-    _, run_key = jax.random.split(jax.random.key(seed))
-    return jax.random.fold_in(run_key, step)
-
-
 def update_averages(state: TrainState, c: AverageConfig) -> TrainState:
     """Adds the new parameters to the averages of the state after an update."""
     if not state.averages:
@@ -90,11 +84,12 @@ def update_averages(state: TrainState, c: AverageConfig) -> TrainState:
     counts = {"swa": step - c.swa_start}
     if c.ema_decay:
         counts["ema"] = jnp.minimum(step, 1 / (1 - c.ema_decay))
-    averages = {}
-    for name, average in state.averages.items():
-        weight = jnp.where(counts[name] >= 1, 1 / jnp.maximum(counts[name], 1), 0)
-        move = lambda mean, new: mean + weight * (new - mean)  # noqa: B023  (used at once)
-        averages[name] = jax.tree.map(move, average, state.params)
+
+    def updated(average, count):
+        weight = jnp.where(count >= 1, 1 / jnp.maximum(count, 1), 0)
+        return jax.tree.map(lambda mean, new: mean + weight * (new - mean), average, state.params)
+
+    averages = {name: updated(average, counts[name]) for name, average in state.averages.items()}
     return state.replace(averages=averages)
 
 

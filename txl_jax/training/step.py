@@ -1,4 +1,4 @@
-"""The training step: one update as a pure function, and its compiled form on a mesh."""
+"""The training step: one update, and a dispatch of several, as pure functions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,15 +12,14 @@ from txl_jax.data.batch import Batch
 from txl_jax.data.feed import training_batch
 from txl_jax.data.on_device import BatchPosition, DeviceText, training_position
 from txl_jax.data.streams import Streams
-from txl_jax.model.kernels.choice import compiler_options
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.ordering import zero_after
-from txl_jax.parallel.shardings import Shardings, equal_on_copies
+from txl_jax.parallel.shardings import equal_on_copies
 from txl_jax.training.loss import batch_loss, denominators, scored_weights
 from txl_jax.training.optimizer import schedule
 from txl_jax.training.skipping import skip_bad_update
-from txl_jax.training.state import TrainState, dropout_key, state_shardings, update_averages
+from txl_jax.training.state import TrainState, update_averages
 
 Metrics = dict[str, jax.Array]
 
@@ -47,7 +46,8 @@ def train_step(
         # (Merity et al. 2018, variable length backpropagation).
         scale = jnp.max(jnp.sum(batch.weights, axis=1)) / exp.train.seg_len
     batch = batch.replace(weights=scored_weights(batch.weights, exp.loss))
-    key = dropout_key(exp.seed if seed is None else seed, state.step)
+    _, run_key = jax.random.split(jax.random.key(exp.seed if seed is None else seed))
+    key = jax.random.fold_in(run_key, state.step)  # of dropout: depends on seed and step alone
     gradient, nll_sum, mems = accumulate_gradient(state, batch, exp, model, key)
     gradient, nll_sum = equal_on_copies((gradient, nll_sum), model.mesh)
     rate = schedule(exp.optimizer, exp.train.steps, exp.average)
@@ -85,9 +85,8 @@ def accumulate_gradient(
     terms = (exp.loss, denominators(batch.weights), padded, distil_weight)
 
     if parts == 1:
-        mems = state.mems
-        gradient, (nll_sum, mems) = gradient_of(state.params, model, batch, mems, key, *terms)
-        return gradient, nll_sum, mems
+        gradient, sums = gradient_of(state.params, model, batch, state.mems, key, *terms)
+        return gradient, *sums
 
     def add_part(total, part):
         index, batch, mems = part
@@ -106,24 +105,6 @@ def accumulate_gradient(
 def text_may_follow_padding(t: TrainConfig) -> bool:
     """Tells whether text with the same memory may follow a padded segment."""
     return t.seg_len_std > 0 or t.epoch_memory == "carry"
-
-
-def compiled_step(
-    exp: ExperimentConfig,
-    model: TransformerXL,
-    optimizer: optax.GradientTransformation,
-    shardings: Shardings,
-    abstract: TrainState,
-    text: DeviceText | None = None,
-) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Returns :func:`make_dispatch` with ``jit`` and shardings. The function donates the state."""
-    several = exp.train.steps_per_dispatch > 1
-    state, replicated = state_shardings(shardings, abstract), shardings.replicated()
-    inputs = (shardings.rows(several),) if text is None else (replicated, shardings.rows())
-    placed: Any = {"in_shardings": (state, *inputs), "out_shardings": (state, replicated)}
-    options = compiler_options(shardings.mesh)
-    function = make_dispatch(exp, model, optimizer)
-    return jax.jit(function, donate_argnums=(0,), compiler_options=options, **placed)
 
 
 def make_dispatch(
@@ -147,9 +128,9 @@ def make_dispatch(
     return updates
 
 
-def dispatch_shapes(t: TrainConfig, streams: Streams, on_device: bool) -> Batch | BatchPosition:
-    """Returns the shapes of a dispatch's inputs: batches, or positions in a text ``on_device``."""
-    read: Callable[..., Any] = training_position if on_device else training_batch
+def dispatch_shapes(t: TrainConfig, streams: Streams) -> Batch | BatchPosition:
+    """Returns the shapes of a dispatch's inputs: batches, or positions in a text on the device."""
+    read: Callable[..., Any] = training_position if t.text_on_device else training_batch
     no_rows = read(streams, 0, t.epoch_memory, t.reset_every, slice(0))
     lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
     rows = lambda x: (t.batch_size, *x.shape[1:]) if x.ndim else ()

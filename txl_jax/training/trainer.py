@@ -6,11 +6,10 @@ device does not wait for the host.
 
 import collections
 import contextlib
-import dataclasses
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -39,74 +38,31 @@ from txl_jax.training.goodput import GoodputTimer
 from txl_jax.training.plan import Plan, SeedRun
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.run_log import RunLog
-from txl_jax.training.skipping import check_finite, check_skips, check_state, skip_reason
+from txl_jax.training.skipping import (
+    REMEDY,
+    SkippedError,
+    check_finite,
+    check_state,
+    skip_reason,
+)
 from txl_jax.training.state import TrainState, candidates, choose_weights, state_shardings
-from txl_jax.training.step import Metrics, compiled_step, dispatch_shapes
+from txl_jax.training.step import Metrics, dispatch_shapes
 
 Program = Callable[[Any, Any], tuple[Any, Metrics]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The result of training: the final state, and whether all steps were done and validated."""
 
     state: TrainState
     finished: bool
 
 
-@contextlib.contextmanager
-def open_trainer(
-    plan: Plan,
-    run: SeedRun,
-    guard: PreemptionGuard,
-    logger: Logger | None = None,
-    last_step: int | None = None,
-    goodput: GoodputTimer | None = None,
-) -> Iterator["Trainer"]:
-    """Opens the trainer of a seed in its workdir, at the newest checkpoint there.
-
-    Checkpoints after ``last_step`` are ignored. :class:`RunLog` explains ``logger``, which is
-    started and not closed, and ``goodput``.
-    """
-    exp, workdir, _ = run
-    with Checkpoints(workdir, exp.checkpoint) as checkpoints:
-        found = checkpoints.restore(plan.setup.on_disk, exp.to_dict(), last_step)
-        restored, meta = ([], {}) if found is None else ([found[0]], found[1])
-        step = int(restored[0].step) if restored else 0
-        del found  # a reference would keep a second state in memory
-        log = RunLog(
-            workdir,
-            total_steps=exp.train.steps,
-            unit=plan.corpus.vocab.unit,
-            resume_step=step,
-            window=meta.get("window"),
-            rewritten=None if meta.get("evaluated", True) else "valid",
-            writes=processes.is_process_zero(),
-            tolerate_errors=exp.checkpoint.tolerate_save_errors,
-            label=f"seed {exp.seed}" if len(plan.runs) > 1 else "",
-            goodput=goodput,
-            logger=logger,
-            config=exp.to_dict(),
-            attention=plan.setup.attention.name,
-        )
-        with contextlib.closing(log):
-            trainer = Trainer(plan, run, checkpoints, log, guard, restored, meta)
-            trainer.log_start(step, bool(meta))
-            if changed := changed_validation(meta.get("config", {}), exp):
-                log.message(
-                    f"note: since checkpoint {step} validation has changed ({'; '.join(changed)});"
-                    " the best checkpoint is chosen from losses before and after the change"
-                )
-            try:
-                yield trainer
-            finally:
-                log.message(log.goodput.line())
-
-
 class Trainer:
     """Logs, validates and saves the run of one seed, and holds its variables between steps.
 
-    ``step`` is that of the checkpoint in ``restored``, whose metadata is ``meta``, or 0.
+    It starts at the newest checkpoint of the workdir that is not after ``last_step``, and ``step``
+    is the step of this checkpoint, or 0. :class:`RunLog` explains ``logger`` and ``goodput``.
     ``validated`` tells whether the most recent scheduled validation was completed. The loop calls
     ``load_text``, ``program``, ``make_state``, ``feed`` and ``part``, here or for several seeds
     together (multi_seed.py).
@@ -117,51 +73,79 @@ class Trainer:
         plan: Plan,
         run: SeedRun,
         checkpoints: Checkpoints,
-        log: RunLog,
         guard: PreemptionGuard,
-        restored: list[TrainState],
-        meta: Mapping[str, Any],
+        logger: Logger,
+        last_step: int | None,
+        goodput: GoodputTimer,
     ):
-        self.exp, _, self.streams = run
+        self.exp, workdir, self.streams = run
         self.corpus, self.setup, self.evaluator = plan.corpus, plan.setup, plan.validation
-        self.checkpoints, self.log, self.guard = checkpoints, log, guard
+        self.checkpoints, self.guard = checkpoints, guard
         self.text: DeviceText | None = None
-        self.step = int(restored[0].step) if restored else 0
-        self._restored, self._resumed = restored, bool(restored)
+        # The list is emptied in make_state: a reference would keep a second state in memory.
+        found = checkpoints.restore(self.setup.on_disk, self.exp.to_dict(), last_step)
+        self._restored, meta = ([found[0]], found[1]) if found else ([], {})
+        self._resumed = found is not None
+        self.step = int(found[0].step) if found else 0
         self._saved = set(checkpoints.steps())
         scanned = self.exp.model.scan_layers
         self._unstack = jax.jit(unstack_layers) if scanned else lambda state: state
         self.validated: bool = meta.get("evaluated", True)
         self._skipped_in_a_row: int = meta.get("skipped_in_a_row", 0)
         self._pending: collections.deque[tuple[int, Metrics]] = collections.deque()
+        self.log = RunLog(
+            workdir,
+            total_steps=self.exp.train.steps,
+            unit=self.corpus.vocab.unit,
+            resume_step=self.step,
+            window=meta.get("window"),
+            rewritten=None if self.validated else "valid",
+            writes=processes.is_process_zero(),
+            tolerate_errors=self.exp.checkpoint.tolerate_save_errors,
+            label=f"seed {self.exp.seed}" if len(plan.runs) > 1 else "",
+            goodput=goodput,
+            logger=logger,
+            config=self.exp.to_dict(),
+            attention=self.setup.attention.name,
+        )
+        if changed := changed_validation(meta.get("config", {}), self.exp):
+            self.log.message(
+                f"note: since checkpoint {self.step} validation has changed ({'; '.join(changed)});"
+                " the best checkpoint is chosen from losses before and after the change"
+            )
 
     @property
     def trainers(self) -> list["Trainer"]:
         """This trainer alone; ``StackedSeeds`` has one for each seed."""
         return [self]
 
-    def log_start(self, step: int, resumed: bool) -> None:
+    def close(self) -> None:
+        """Prints how long each activity took, and closes the log."""
+        self.log.message(self.log.goodput.line())
+        self.log.close()
+
+    def log_start(self) -> None:
         """Prints the sizes of model and text, devices, precision, kernel and starting point."""
-        exp, corpus, n = self.exp, self.corpus, self.streams.n_segments
-        t, mesh = exp.train, self.setup.shardings.mesh
-        about = "about " if t.seg_len_std else ""
+        exp, corpus, t = self.exp, self.corpus, self.exp.train
+        mesh, attention = self.setup.shardings.mesh, self.setup.attention
         n_params = parameter_count(self.setup.abstract.params)
-        self.log.message(
+        about = "about " if t.seg_len_std else ""
+        lines = [
             f"{exp.name}: {n_params:,} parameters, {mesh.size} {jax.default_backend()} device(s);"
             f" {corpus.name}: {corpus.info['tokens']['train']:,} training tokens, vocabulary"
-            f" {len(corpus.vocab):,}; an epoch is {about}{n:,} steps"
-        )
-        idle = idle_devices(mesh, exp.mesh, t.batch_size, t.micro_batches)
-        rate = optax_rules.own_rate(exp.optimizer.name, exp.optimizer.learning_rate)
-        for line in filter(None, (idle, *describe(exp.model, mesh), rate)):
+            f" {len(corpus.vocab):,}; an epoch is {about}{self.streams.n_segments:,} steps",
+            idle_devices(mesh, exp.mesh, t.batch_size, t.micro_batches),
+            *describe(exp.model, mesh),
+            optax_rules.own_rate(exp.optimizer.name, exp.optimizer.learning_rate),
+            f"{'warning: ' * attention.falls_back}attention by {attention.describe()}",
+        ]
+        if self._resumed:
+            doing = "finished" if self.step == t.steps else "resuming"
+            lines.append(f"{doing} at step {self.step:,} of {t.steps:,}")
+        elif t.start_from:
+            lines.append(f"starting from the parameters of {shown_path(t.start_from)}")
+        for line in filter(None, lines):
             self.log.message(line)
-        warning = "warning: " if self.setup.attention.falls_back else ""
-        self.log.message(f"{warning}attention by {self.setup.attention.describe()}")
-        if resumed:
-            doing = "finished" if step == exp.train.steps else "resuming"
-            self.log.message(f"{doing} at step {step:,} of {exp.train.steps:,}")
-        elif exp.train.start_from:
-            self.log.message(f"starting from the parameters of {shown_path(exp.train.start_from)}")
 
     def load_text(self) -> None:
         """Loads soft targets, and places the text on the devices if ``train.text_on_device``."""
@@ -177,7 +161,7 @@ class Trainer:
         if not self._resumed:
             if exp.train.start_from is None:
                 return setup.initial_state(exp)
-            where = self.corpus.vocab, self.log.workdir, setup.shardings
+            where = self.log.workdir, setup.shardings
             return load_initial_params(setup.initial_state(exp), setup.optimizer, exp, *where)
         if not exp.model.scan_layers:  # the layers in checkpoints are never stacked
             return self._restored.pop()
@@ -186,16 +170,15 @@ class Trainer:
 
     def program(self) -> Program:
         """Compiles one dispatch: a function of a state and of the inputs of the dispatch."""
-        s, text = self.setup, () if self.text is None else (self.text,)
-        jitted = compiled_step(self.exp, s.model, s.optimizer, s.shardings, s.abstract, self.text)
-        compiled = self.compile(jitted, s.abstract, self.input_shapes(), *text)
+        text = () if self.text is None else (self.text,)
+        compiled = self.compile(self.setup.abstract, self.input_shapes(), *text)
         return lambda state, inputs: compiled(state, inputs, *text)
 
-    def compile(self, jitted: Any, *shapes: Any) -> Callable[..., Any]:
-        """Compiles a jitted step for these shapes. The time does not count as training time."""
+    def compile(self, *shapes: Any) -> Callable[..., Any]:
+        """Compiles a dispatch for these shapes. The time does not count as training time."""
         start, file = time.perf_counter(), os.path.join(self.log.workdir, AUTOTUNED)
         with self.log.goodput.pause("compile"), waiting_for("compiling the step"):
-            lowered = jitted.lower(*shapes)
+            lowered = self.setup.update(self.text).lower(*shapes)
             with kept_choices(lowered, self.setup.shardings.mesh, file) as options:
                 program = check_program(TRAINING, lowered, self._resumed, options)
         self.log.message(f"compiled the step in {time.perf_counter() - start:.1f} s")
@@ -213,7 +196,7 @@ class Trainer:
 
     def input_shapes(self) -> Any:
         """Returns the shapes of the input of a dispatch: batches, or positions in the text."""
-        return dispatch_shapes(self.exp.train, self.streams, self.text is not None)
+        return dispatch_shapes(self.exp.train, self.streams)
 
     def part(self, tree: Any, seed: int) -> Any:
         """Returns a seed's part of a state or of metrics, which is all of it here."""
@@ -339,11 +322,16 @@ class Trainer:
                     self.log.flush_window(step, epoch=self.streams.epochs(step))
 
     def _log_step(self, step: int, metrics: dict[str, float]) -> None:
-        most, kept = self.exp.train.max_skipped, self._newest()
+        kept = self._newest()
         if metrics.get("skipped"):
             self._skipped_in_a_row += 1
-            self.log.skipped_step(step, skip_reason(metrics), metrics)
-            check_skips(self._skipped_in_a_row, most, step, metrics, kept)
+            reason, n = skip_reason(metrics), self._skipped_in_a_row
+            self.log.skipped_step(step, reason, metrics)
+            if n >= self.exp.train.max_skipped:
+                raise SkippedError(
+                    f"{n} updates in a row were skipped, the last at step {step}: {reason};"
+                    f" training stopped, and {kept}. {REMEDY}, or raise train.max_skipped"
+                )
         else:
             self._skipped_in_a_row = 0
             check_finite("training loss", metrics["nll_sum"], step, kept)
