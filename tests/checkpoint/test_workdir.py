@@ -325,7 +325,7 @@ NAMED_BY_HAND = {
     ("records.py", "metrics_path"): "metrics.jsonl",
     ("training/run_log.py", "self.metrics_path"): "metrics.jsonl",
     ("checkpoint/checkpoint_folder.py", "os.path.join(folder, MANIFEST)"): "checkpoints",
-    ("training/events.py", "str(self._path)"): "tensorboard",
+    ("training/events.py", "self._path"): "tensorboard",
     ("training/events.py", "str(made)"): "wandb",
     ("checkpoint/workdir.py", "str(config)"): "config.json",
     ("parallel/autotuning.py", "file"): "autotuned.json",

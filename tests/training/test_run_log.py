@@ -486,17 +486,6 @@ def test_tensorboard_gets_the_same_numbers_at_once_and_hides_those_that_are_made
     assert starts == [0, 5]
 
 
-def test_without_tensorboardx_one_message_is_printed_and_the_run_continues(
-    make, tmp_path, monkeypatch, capsys
-):
-    for name in ("tensorboardX", "tensorboardX.proto", "tensorboardX.record_writer"):
-        monkeypatch.setitem(sys.modules, name, None)
-    _train(make(), 0, 21)
-    assert capsys.readouterr().err.count("tensorboardX is not installed") == 1
-    assert len(_untimed(tmp_path / "run")) == 8
-    assert not (tmp_path / "run" / "tensorboard").exists()
-
-
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_an_error_that_names_the_file_and_not_a_hang(make, tmp_path, monkeypatch):
     log = make()

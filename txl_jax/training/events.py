@@ -15,7 +15,6 @@ from txl_jax.config import ConfigError
 from txl_jax.files import append, atomic_write
 from txl_jax.library_errors import import_optional
 from txl_jax.paths import is_remote, make_folder, path
-from txl_jax.standard_streams import say
 
 
 class Logger:
@@ -82,18 +81,10 @@ class TensorBoardEvents(Logger):
     With tensorboardX's ``SummaryWriter``, training would hang on a full disk.
     """
 
-    _path: str | None = None
-
     def start(self, workdir: str, config: Mapping[str, Any], step: int) -> None:
-        """Writes the settings to a new file. Without tensorboardX, prints a warning."""
-        try:
-            from tensorboardX.proto import event_pb2, summary_pb2, tensor_pb2
-            from tensorboardX.record_writer import masked_crc32c
-        except ModuleNotFoundError:
-            what = "tensorboardX is not installed, so no TensorBoard files are written"
-            fix = "run pip install tensorboardX, or read the same numbers in metrics.jsonl"
-            say(f"warning: {what}; {fix}")
-            return
+        """Writes the settings to a new file."""
+        from tensorboardX.proto import event_pb2, summary_pb2, tensor_pb2
+        from tensorboardX.record_writer import masked_crc32c
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._metadata, self._tensor = summary_pb2.SummaryMetadata, tensor_pb2.TensorProto
@@ -112,14 +103,12 @@ class TensorBoardEvents(Logger):
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Writes numbers, each with its name as the tag."""
-        if self._path:
-            numbers = [self._summary.Value(tag=k, simple_value=v) for k, v in values.items()]
-            self._write(self._event(step=step, summary=self._summary(value=numbers)))
+        numbers = [self._summary.Value(tag=k, simple_value=v) for k, v in values.items()]
+        self._write(self._event(step=step, summary=self._summary(value=numbers)))
 
     def text(self, step: int, name: str, text: str) -> None:
         """Writes a text, which TensorBoard shows as it is (Markdown's indented block)."""
-        if self._path:
-            self._write(self._text(step, name, text))
+        self._write(self._text(step, name, text))
 
     def _text(self, step: int, name: str, text: str) -> Any:
         value = text.encode("utf-8", "replace").decode()
@@ -137,7 +126,7 @@ class TensorBoardEvents(Logger):
             data = event.SerializeToString()
             for part in (struct.pack("<Q", len(data)), data):
                 records += part + struct.pack("<I", self._checksum(part))
-        append(str(self._path), records)
+        append(self._path, records)
 
 
 class WandbRun(Logger):

@@ -2,7 +2,7 @@
 
     workdir/
       metrics.jsonl    one JSON object per line, in the order of the steps
-      tensorboard/     the same numbers, settings and sample, if tensorboardX is installed
+      tensorboard/     the same numbers, settings and sample
       loss.png         the loss curve, drawn when the run ends or is stopped
 
     {"kind": "train", "step": 100, "epoch": 0.41, "loss": 2.345, "bpc": 3.383,
