@@ -13,7 +13,7 @@ from run_records import StopAt
 from tiny_runs import arrays, corpus_and_experiment, experiment, text, train
 
 import txl_jax
-from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
+from txl_jax.checkpoint.errors import CheckpointError, ModelFormatError, WorkdirError
 from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.config import ConfigError, load_config
 from txl_jax.convert import export
@@ -252,7 +252,7 @@ def test_a_folder_without_a_model_is_refused(trained, tmp_path):
         begin(tmp_path / "text", bare, tmp_path / "tuned")
     export(str(trained), str(tmp_path / "exported"))
     (tmp_path / "exported" / "model.safetensors").write_bytes(b"{}")
-    with pytest.raises(ConfigError, match=r"model\.safetensors"):
+    with pytest.raises(ModelFormatError, match=r"model\.safetensors"):
         begin(tmp_path / "text", tmp_path / "exported", tmp_path / "other")
 
 

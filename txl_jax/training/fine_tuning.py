@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.tensors import parameters_hash
 from txl_jax.checkpoint.workdir import read_experiment, read_vocab
@@ -90,14 +89,11 @@ def load_initial_params(
 
     The optimizer starts from these parameters, because some keep them in their state. ``exp`` comes
     from :func:`resolve_experiment`. Writes ``start.json`` into ``workdir``. Raises CheckpointError
-    or ConfigError if the parameters cannot be read.
+    or ModelFormatError if the parameters cannot be read.
     """
     folder = exp.train.start_from
     assert folder is not None
-    try:
-        trained = load(folder)
-    except ModelFormatError as error:
-        raise _error(folder, str(error)) from error
+    trained = load(folder)
     record = {
         "start_from": folder,
         "folder": absolute(folder),

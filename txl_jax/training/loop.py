@@ -22,7 +22,8 @@ def train(plan: Plan, guard: PreemptionGuard, loggers: Sequence[Logger] = ()) ->
     each seed, which is started but not closed here.
 
     Raises:
-      ConfigError: the program does not fit the memory, or ``train.start_from`` cannot be read.
+      ConfigError: the program does not fit the memory.
+      ModelFormatError: the exported model of ``train.start_from`` cannot be read.
       CheckpointError: a checkpoint has another config, or cannot be written, or seeds cannot resume
         from the same step.
       NonFiniteError: a loss, a gradient or a state is not finite. This state is not saved.
