@@ -18,7 +18,7 @@ from txl_jax.generation.sampling import Sampling, apply_repetition_penalty, samp
 from txl_jax.generation.utf8 import Automaton
 from txl_jax.messages import fields_repr
 from txl_jax.model import self_check
-from txl_jax.model.inputs import check_array, check_ids
+from txl_jax.model.inputs import token_ids
 from txl_jax.model.memory import Cache
 from txl_jax.model.precision import in_compute_dtype
 from txl_jax.model.transformer_xl import TransformerXL
@@ -123,8 +123,7 @@ def generate(
     for row, prompt in enumerate(prompts):
         if len(prompt) == 0:
             raise ValueError(f"prompt {row} is empty: a prompt needs at least one token")
-        check_array(f"prompt {row}", prompt, "integers", ("n",))
-        check_ids(f"prompt {row}", prompt, vocab_size)
+        token_ids(f"prompt {row}", prompt, vocab_size, ("n",))
     cfg = with_window(cfg)
     rows = len(prompts)
     added = compiled_rows(rows) - rows

@@ -1,7 +1,7 @@
 """Checks the arguments and options of the model's methods, and converts them to its types.
 
-Integers of any type become int32 here, before any arithmetic: in a narrow type, a bound such as the
-size of the vocabulary would overflow. Each error names the argument.
+Integers of any type become int32 here, before any arithmetic: a narrow type could overflow. Each
+error names the argument.
 """
 
 from typing import Any, NamedTuple
@@ -35,14 +35,10 @@ def check_array(name: str, value: Any, dtype: str, *shapes: tuple[int | str, ...
 
     ``dtype`` is a key of ``_DTYPES``. A letter in a shape stands for any size.
     """
-    got = type(value).__name__
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        fits = any(_fits(value.shape, shape) for shape in shapes)
-        if fits and jnp.issubdtype(value.dtype, _DTYPES[dtype]):
-            return
-        got = f"{value.dtype} {_shown(value.shape)}"
-    wanted = " or ".join(map(_shown, shapes))
-    raise ValueError(f"{name} must be {dtype} {wanted}, not {got}")
+    of_dtype = _is_array(value) and jnp.issubdtype(value.dtype, _DTYPES[dtype])
+    if not of_dtype or not any(_fits(value.shape, shape) for shape in shapes):
+        wanted = " or ".join(map(_shown, shapes))
+        raise ValueError(f"{name} must be {dtype} {wanted}, not {_kind(value)}")
 
 
 def tree_like(name: str, value: Any, like: Any, how: str) -> Any:
@@ -53,15 +49,13 @@ def tree_like(name: str, value: Any, like: Any, how: str) -> Any:
     """
     if value is None:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-    kind = lambda x: (x.shape, jnp.issubdtype(x.dtype, jnp.floating))
-    is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")
+    kind = lambda x: _is_array(x) and (x.shape, jnp.issubdtype(x.dtype, jnp.floating))
     leaves, wanted = jax.tree.leaves(value), jax.tree.leaves(like)
-    if all(map(is_array, leaves)) and list(map(kind, leaves)) == list(map(kind, wanted)):
-        cast = [x.astype(y.dtype) for x, y in zip(leaves, wanted, strict=True)]
-        return jax.tree.unflatten(jax.tree.structure(like), cast)
-    name_of = lambda x: f"{x.dtype} {_shown(x.shape)}" if is_array(x) else type(x).__name__
-    told, got = (", ".join(map(name_of, x)) or "empty" for x in (wanted, leaves))
-    raise ValueError(f"{name} must be {told} ({how}), not {got}")
+    if list(map(kind, leaves)) != list(map(kind, wanted)):
+        told, got = (", ".join(map(_kind, x)) or "empty" for x in (wanted, leaves))
+        raise ValueError(f"{name} must be {told} ({how}), not {got}")
+    cast = [x.astype(y.dtype) for x, y in zip(leaves, wanted, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(like), cast)
 
 
 def int32_array(
@@ -74,17 +68,19 @@ def int32_array(
     """Returns integers of any type and one of these shapes as int32.
 
     Raises ValueError for another dtype or shape, and for known values outside of ``allowed``.
-    Under ``jax.jit`` values are unknown, and those beyond int32 become the nearest int32.
+    Under ``jax.jit`` values are unknown.
     """
     value = np.asarray(value) if _is_integer(value) else value
     check_array(name, value, "integers", *shapes)
-    if allowed is not None:
-        _check_values(name, value, allowed, why)
-    array = value if isinstance(value, jax.Array) else np.asarray(value)
-    if array.dtype.itemsize >= 4 and array.dtype != np.int32:
-        limits, own = np.iinfo(np.int32), np.iinfo(array.dtype)
-        array = array.clip(max(limits.min, own.min), limits.max)
-    return jnp.asarray(array.astype(np.int32))
+    traced = isinstance(value, jax.core.Tracer)
+    elsewhere = traced or not getattr(value, "is_fully_addressable", True)  # on other processes
+    if allowed is not None and not elsewhere:
+        known = np.asarray(value)
+        wide = known.astype(np.int64)  # a bound may not fit into the array's own type
+        for place in np.argwhere((wide < allowed.start) | (wide >= allowed.stop)):
+            at = _shown(tuple(place)) if known.ndim else ""
+            raise ValueError(f"{name}{at} = {known[tuple(place)]}: {why}")
+    return jnp.asarray(value, jnp.int32)
 
 
 def size(name: str, value: Any, least: int) -> int:
@@ -94,18 +90,13 @@ def size(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
-def check_ids(name: str, ids: Any, vocab_size: int) -> None:
-    """Raises ValueError if a known id is not from 0 to V-1; under ``jax.jit`` ids are unknown."""
+def token_ids(
+    name: str, ids: Any, vocab_size: int, shape: tuple[int | str, ...] = ("B", "T")
+) -> jax.Array:
+    """Returns ids [B,T] as int32; ValueError if a known one is not from 0 to V-1."""
     size = f"the vocabulary has {vocab_size} symbols"
     why = f"a token id must be from 0 to {vocab_size - 1}, because {size}"
-    _check_values(name, ids, range(vocab_size), why)
-
-
-def token_ids(name: str, ids: Any, vocab_size: int) -> jax.Array:
-    """Returns ids [B,T] as int32; ValueError if a known one is not from 0 to V-1."""
-    check_array(name, ids, "integers", ("B", "T"))
-    check_ids(name, ids, vocab_size)
-    return int32_array(name, ids, ids.shape)
+    return int32_array(name, ids, shape, allowed=range(vocab_size), why=why)
 
 
 def segment_tokens(tokens: Any, context_len: Any, cached: bool, vocab_size: int) -> jax.Array:
@@ -191,10 +182,7 @@ def memory(c: TransformerXLConfig, mems: Any, b: int | str = "B") -> Any:
 def any_memory(mems: Any) -> Memory:
     """Returns a memory with ``filled`` as int32; ValueError unless it is a Memory of arrays."""
     if not isinstance(mems, Memory):
-        wanted = "a Memory of init_mems (or, in place of it, a Cache of init_cache)"
-        if isinstance(mems, Cache):
-            wanted = "a Memory of init_mems"
-        raise ValueError(f"mems must be {wanted}, not {type(mems).__name__}")
+        raise ValueError(f"mems must be a Memory of init_mems, not {type(mems).__name__}")
     check_array("mems.hidden", mems.hidden, "floats", ("L", "B", "M", "D"))
     return mems.replace(filled=_filled("mems.filled", mems, "B"))
 
@@ -210,21 +198,12 @@ def _check_not_empty(name: str, array: Any) -> None:
         raise ValueError(f"{name} {_shown(array.shape)}: {why}")
 
 
-def _check_values(name: str, array: Any, allowed: range, why: str) -> None:
-    if (known := _known(array)) is None:
-        return
-    wide = known.astype(np.int64)  # a bound may not fit into the array's own type
-    wrong = (wide < allowed.start) | (wide >= allowed.stop)
-    if wrong.any():
-        place = tuple(int(axis[0]) for axis in np.nonzero(wrong)) if known.ndim else ()
-        raise ValueError(f"{name}{_shown(place) if place else ''} = {known[place]}: {why}")
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-def _known(array: Any) -> np.ndarray | None:
-    """Returns the values of an array; ``None`` if traced or partly on other processes' devices."""
-    if isinstance(array, jax.core.Tracer) or not getattr(array, "is_fully_addressable", True):
-        return None
-    return np.asarray(array)
+def _kind(value: Any) -> str:
+    return f"{value.dtype} {_shown(value.shape)}" if _is_array(value) else type(value).__name__
 
 
 def _is_integer(value: Any) -> bool:

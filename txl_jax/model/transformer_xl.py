@@ -70,7 +70,12 @@ class TransformerXL(nn.Module):
             init = initializers.normal(c.init_std)
             shape = (*[c.n_layer] * c.untie_r, c.n_head, c.d_head)
             self.u, self.v = self.param("u", init, shape), self.param("v", init, shape)
-        block = _rematerialised(c)
+        block: type[Block] = Block
+        if c.remat != "none":  # what is stored for the gradient
+            products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+            nothing = jax.checkpoint_policies.nothing_saveable
+            policy = products if c.remat == "products" else nothing
+            block = nn.remat(Block, policy=policy, prevent_cse=not c.scan_layers, methods=["step"])
         if c.scan_layers:
             self.scanned = nn.scan(
                 block,
@@ -112,8 +117,7 @@ class TransformerXL(nn.Module):
         if c.memory_free:
             none = "has no memory, so a cache is not possible; call the model without a cache"
             raise ValueError(f"model.attention = {c.attention!r} {none}")
-        inputs_lib.any_memory(mems)
-        mems = inputs_lib.memory(c, mems)
+        mems = inputs_lib.memory(c, inputs_lib.any_memory(mems))
         seg_len = inputs_lib.size("seg_len", seg_len, 1)
         past = [layer.project_memory(mems.hidden[n]) for n, layer in enumerate(self.layers)]
         sizes = mems.hidden.shape[1], seg_len, mems.mem_len
@@ -301,12 +305,3 @@ class TransformerXL(nn.Module):
 def _of_layer(layers, n: int):
     """Selects layer n of arrays [L,...]."""
     return jax.tree.map(lambda x: x[n], layers)
-
-
-def _rematerialised(c: TransformerXLConfig) -> type[Block]:
-    """Returns the layer class that stores activations for the gradient as ``c.remat`` says."""
-    if c.remat == "none":
-        return Block
-    products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    policy = products if c.remat == "products" else jax.checkpoint_policies.nothing_saveable
-    return nn.remat(Block, policy=policy, prevent_cse=not c.scan_layers, methods=["step"])
