@@ -5,6 +5,7 @@ mesh, scanned layers and several seeds, with up to three rows and two heads on a
 is kept in the compilation cache's folder, so that later starts cost nothing.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -126,7 +127,7 @@ def failure(attention: Attention, name: str) -> str:
 
 
 def _attempted(work: Callable[[], Any]) -> tuple[Any, str]:
-    """Returns the result of ``work()``, and why it failed, or ``""``."""
+    """Returns the result of ``work()`` or ``None``, and why it failed or ``""``."""
     try:
         return work(), ""
     except Exception as error:  # from one of several compilers, or at the launch
@@ -153,13 +154,12 @@ def tolerance(attention: Attention, name: str) -> float:
     return parity.TOLERANCE[dtype]
 
 
-def difference(attention: Attention, name: str) -> float:
-    """Returns the largest difference of values and gradients, relative to the largest entry."""
-    return comparison(attention, name)()
-
-
 def comparison(attention: Attention, name: str) -> Callable[[], float]:
-    """Compiles the implementation; returns the function that computes :func:`difference`."""
+    """Compiles the implementation, and returns a function that compares it with the plain form.
+
+    The function returns the largest difference of values and gradients, relative to the largest
+    entry.
+    """
     run = lower(attention, name).compile()
 
     def compare() -> float:
@@ -176,12 +176,7 @@ def lower(attention: Attention, name: str) -> jax.stages.Lowered:
     """Lowers the program that runs the implementation, also for absent devices."""
     shapes = jax.eval_shape(functools.partial(drawn, attention))
     place = lambda sharding, tree: jax.tree.map(lambda x: x.update(sharding=sharding), tree)
-    x = jax.tree.map(place, _shardings(attention), shapes)
-    return kernel_program(attention, name).lower(x)
-
-
-def kernel_program(attention: Attention, name: str) -> Any:
-    """Returns the jitted function that computes values and gradients by the implementation."""
+    inputs = jax.tree.map(place, _shardings(attention), shapes)
     attend = functools.partial(choice.attend, implementation=name, mesh=attention.mesh)
     if attention.scanned:
         attend = functools.partial(_twice, jax.lax.map, attend)
@@ -193,7 +188,8 @@ def kernel_program(attention: Attention, name: str) -> Any:
         with product_precision(attention.precision):
             return compute(x)
 
-    return jax.jit(run, compiler_options=choice.compiler_options(attention.mesh))
+    options = choice.compiler_options(attention.mesh)
+    return jax.jit(run, compiler_options=options).lower(inputs)
 
 
 def _twice(mapped, function, x: AttentionInputs) -> Any:
@@ -239,74 +235,55 @@ def _shardings(attention: Attention) -> AttentionInputs:
 
 
 _results: dict[str, str] = {}
-"""The results of checks in this process, by :func:`_key`."""
+"""The results of checks in this process, by the name of their file."""
 
 
 def _kept_or_found(attention: Attention, name: str) -> str:
     """Returns the result of an earlier check from the compilation cache, or else runs the check."""
-    key = _key(attention, name)
-    if key not in _results:
-        file = processes.on_process_zero(lambda: _file(name, key))
-        kept = processes.on_process_zero(lambda: _read(file))
-        _results[key] = _found(attention, name, file) if kept is None else kept
-    return _results[key]
+    file = _file(attention, name)
+    if file not in _results:
+        reason = processes.on_process_zero(lambda: _read(file))
+        if reason is None:
+            reason = failure(attention, name)
+            # If a process ran out of memory, another start may have enough.
+            if not processes.failing("RESOURCE_EXHAUSTED" in reason):
+                processes.on_process_zero(lambda: _write(file, reason))
+        _results[file] = reason
+    return _results[file]
 
 
-def _found(attention: Attention, name: str, file: str | None) -> str:
-    reason = failure(attention, name)
-    # If a process ran out of memory, the result is not kept: another start may have enough.
-    if not processes.failing("RESOURCE_EXHAUSTED" in reason):
-        processes.on_process_zero(lambda: _write(file, reason))
-    return reason
-
-
-def _key(attention: Attention, name: str) -> str:
-    """Returns a hash of everything that the result depends on."""
+def _file(attention: Attention, name: str) -> str:
+    """Returns the file name of a result: a hash of everything that the result depends on."""
     device = attention.mesh.devices.flat[0]
     with product_precision(attention.precision):
         passes = bfloat16_passes()
     parts = [
         *(name, device.device_kind, device.client.platform_version),
         *map(installed_version, _PACKAGES),
-        *(file.read_text("utf-8") for file in _sources(name)),
+        *(file.read_text("utf-8") for file in sorted(Path(__file__).parent.rglob("*.py"))),
         *(attention.x, attention.mesh.shape, attention.scanned, attention.several_seeds, passes),
     ]
-    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+    key = hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+    return f"self-check-{name}-{key[:16]}.json"
 
 
-def _sources(name: str) -> list[Path]:
-    """Returns the source files of this check and of a kernel, without importing the kernel."""
-    package = Path(__file__).parent
-    shared = ("self_check", "dropout", "masks", "kernels/choice", "kernels/parity")
-    files = [package / f"{x}.py" for x in (*shared, "kernels/reference")]
-    return files + sorted(package.glob(f"kernels/{name}*.py"))
-
-
-def _file(name: str, key: str) -> str | None:
-    """Returns the path of a kept result beside the compilation cache; ``None`` without a cache."""
+def _folder() -> epath.Path | None:
+    """Returns the folder of the compilation cache, or ``None`` if there is none."""
     settings: Any = jax.config
     folder = settings.jax_compilation_cache_dir
-    if not folder or not settings.jax_enable_compilation_cache:
-        return None
-    return str(epath.Path(folder) / f"self-check-{name}-{key[:16]}.json")
+    return epath.Path(folder) if folder and settings.jax_enable_compilation_cache else None
 
 
-def _read(file: str | None) -> str | None:
+def _read(file: str) -> str | None:
     """Returns the reason in a kept result, ``""`` if it passed, or ``None`` if there is none."""
-    if file is None:
-        return None
-    try:
-        found = json.loads(epath.Path(file).read_text())["failure"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found if isinstance(found, str) else None
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        if folder := _folder():
+            return json.loads((folder / file).read_text())["failure"]
+    return None
 
 
-def _write(file: str | None, reason: str) -> None:
-    if file is None:
-        return
-    try:
-        epath.Path(file).parent.mkdir(parents=True, exist_ok=True)
-        epath.Path(file).write_text(json.dumps({"failure": reason}))
-    except OSError:
-        return  # the next start checks again
+def _write(file: str, reason: str) -> None:
+    with contextlib.suppress(OSError):  # the next start checks again
+        if folder := _folder():
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(json.dumps({"failure": reason}))
