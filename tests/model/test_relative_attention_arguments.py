@@ -68,8 +68,8 @@ def test_arrays_of_numpy_give_the_same_result():
     [
         ({"q": jnp.zeros((T, N, H))}, r"q has the shape \(5, 3, 4\).*\[B,T,N,H\]"),
         ({"k": jnp.zeros(T)}, r"k has the shape \(5,\).*\[B,K,N,H\]"),
-        (drawn(n=0), "at least one head"),
-        (drawn(h=0), "at least one head"),
+        (drawn(n=0), r"q has .*N, H > 0"),
+        (drawn(h=0), r"q has .*N, H > 0"),
     ],
 )
 def test_shapes_without_four_axes_or_without_heads_are_refused(change, said):
@@ -96,23 +96,23 @@ def test_no_rows_or_no_queries_give_an_empty_result(sides, causal):
     ids=str,
 )
 def test_lengths_of_another_shape_or_dtype_are_refused(lengths):
-    refused(r"lengths (has|must)", lengths=lengths)
+    refused(r"relative_attention: ", lengths=lengths)
 
 
 @pytest.mark.parametrize("lengths", [jnp.ones(1, int), jnp.ones(B), jnp.ones((B, T), bool)])
 def test_unknown_lengths_of_another_shape_or_dtype_are_refused(lengths):
-    with pytest.raises(UserError, match=r"lengths has the dtype"):
+    with pytest.raises(UserError, match=r"lengths must be integers \[2\], not"):
         jax.jit(lambda lengths: txl_jax.relative_attention(**drawn(), lengths=lengths))(lengths)
 
 
 @pytest.mark.parametrize("kind", [list, np.array, jnp.array])
 @pytest.mark.parametrize("lengths", [(2, T + 1), (-1, 2)])
 def test_known_lengths_outside_of_the_segment_are_refused(lengths, kind):
-    refused(r"lengths has the number (6|-1).*0 to T = 5", lengths=kind(lengths))
+    refused(r"lengths\[.\] = (6|-1): must be from 0 to T = 5", lengths=kind(lengths))
 
 
 def test_known_lengths_beyond_int32_are_refused():
-    refused(r"lengths has the number 4294967297", lengths=np.array([2, 2**32 + 1]))
+    refused(r"lengths\[1\] = 4294967297", lengths=np.array([2, 2**32 + 1]))
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -1,6 +1,8 @@
 """Attention with the paper's relative positions, as a function for models of your own."""
 
+import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ from jax.sharding import AxisType, Mesh
 from txl_jax.config.bounds import BELOW_1
 from txl_jax.messages import UserError, one_line, short_repr
 from txl_jax.model.dropout import AttentionDropout
+from txl_jax.model.inputs import int32_array
 from txl_jax.model.kernels.choice import FUSED, IMPLEMENTATIONS, attend
 from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.model.masks import AttentionMask, BothWaysMask
@@ -94,10 +97,19 @@ def relative_attention(
     v_bias = None if v_bias is None else _floats("v_bias", v_bias)
     _check_shapes(causal, q, k, v=v, r=r, u=u, v_bias=v_bias)
     (b, t, n, h), n_keys = q.shape, k.shape[1]
-    mem_len, widest = n_keys - t, _window(window)
-    real = _lengths(lengths, b, t)
-    dropout = _dropout(dropout_rate, dropout_key)
-    _check_scale(scale)
+    mem_len, reach, real = n_keys - t, n_keys - 1, _lengths(lengths, b, t)
+    if window is not None:
+        rule = "an integer of at least 0"
+        reach = min(reach, _number("window", window, operator.index, math.inf, rule))
+    rule = f"a number from 0 to {BELOW_1}"
+    dropout = None
+    if rate := _number("dropout_rate", dropout_rate, float, BELOW_1, rule):
+        if dropout_key is None:
+            raise _refused("dropout_rate", "needs a dropout_key")
+        dropout = AttentionDropout.draw(dropout_key, rate)
+    given_scale = _array("scale", 1 if scale is None else scale)
+    if given_scale.shape or not jnp.isrealobj(given_scale):
+        raise _refused("scale", f"must be one real number, not {one_line(short_repr(scale))}")
     if implementation not in IMPLEMENTATIONS:
         rule = f"must be one of {', '.join(IMPLEMENTATIONS)}"
         raise _refused_value("implementation", implementation, rule)
@@ -105,7 +117,6 @@ def relative_attention(
         _check_mesh(mesh, b, n, implementation in FUSED)
     if b == 0 or t == 0:
         return jnp.zeros_like(q)
-    reach = n_keys - 1 if widest is None else min(widest, n_keys - 1)
     if lengths is not None:  # a weight of 0 does not hide NaN
         is_real = (jnp.arange(n_keys) < mem_len + real[:, None])[:, :, None, None]
         own = is_real[:, mem_len:]
@@ -155,11 +166,9 @@ def _check_shapes(causal: bool, q: jax.Array, k: jax.Array, **others: jax.Array 
     if not isinstance(causal, int | np.bool_):
         raise _refused_value("causal", causal, "must be True or False")
     for name, x, axes in (("q", q, "[B,T,N,H]"), ("k", k, "[B,K,N,H]")):
-        if x.ndim != 4:
-            raise _refused(name, f"has the shape {x.shape}, and needs the four axes {axes}")
+        if x.ndim != 4 or not all(x.shape[2:]):
+            raise _refused(name, f"has the shape {x.shape}, and needs {axes} with N, H > 0")
     (b, t, n, h), n_keys = q.shape, k.shape[1]
-    if n == 0 or h == 0:
-        raise _refused("q", f"has the shape {q.shape}, and needs at least one head of one number")
     distances = n_keys if causal else max(0, n_keys + t - 1)
     expected: dict[str, tuple[int, ...]] = dict.fromkeys("kv", (b, n_keys, n, h))
     expected |= {"r": (distances, n, h), "u": (n, h), "v_bias": (n, h)}
@@ -171,61 +180,29 @@ def _check_shapes(causal: bool, q: jax.Array, k: jax.Array, **others: jax.Array 
         raise UserError(f"relative_attention: {n_keys} keys are fewer than the {t} queries")
 
 
-def _window(given: Any) -> int | None:
-    if given is None:
-        return None
+def _number(name: str, given: Any, convert: Callable, largest: float, rule: str) -> Any:
+    """Returns a number from 0 to ``largest`` that is known before ``jax.jit``."""
     try:
-        window = operator.index(given)
-    except TypeError:
-        window = -1
-    if window < 0 or isinstance(given, bool):
-        rule = "must be an integer of at least 0, known before jax.jit, or None"
-        raise _refused_value("window", given, rule)
-    return window
+        number = convert(given)
+    except (TypeError, ValueError):
+        number = -1
+    if not 0 <= number <= largest or isinstance(given, bool):
+        raise _refused_value(name, given, f"must be {rule}, known before jax.jit")
+    return number
 
 
 def _lengths(given: Any, b: int, t: int) -> jax.Array:
     """Returns the numbers of real tokens, int32 [B], between 0 and T."""
     if given is None:
         return jnp.full(b, t, jnp.int32)
-    known: np.ndarray | None
+    allowed = range(t + 1) if isinstance(t, int) else None  # T may be a symbol of jax.export
     try:
-        known = np.asarray(given)
-    except (TypeError, ValueError, RuntimeError):  # traced, or on devices of other processes
-        known = None
-    x = _array("lengths", given) if known is None else known
-    if x.shape != (b,) or not jnp.issubdtype(x.dtype, jnp.integer):
-        why = f"has the dtype {x.dtype} and the shape {x.shape}, and must be integers [B] = ({b},)"
-        raise _refused("lengths", f"{why}, the number of real tokens of each row")
-    for n in () if known is None else known:
-        if isinstance(t, int) and not 0 <= n <= t:  # T may be a symbol of jax.export
-            raise _refused("lengths", f"has the number {n}, and each must be from 0 to T = {t}")
-    whole = jnp.asarray(x, jnp.int32) if x.dtype.itemsize < 4 else jnp.asarray(x)  # T may not fit
-    return jnp.clip(whole, 0, t).astype(jnp.int32)
-
-
-def _dropout(given: Any, key: jax.Array | None) -> AttentionDropout | None:
-    try:
-        rate = float(given)
-    except (TypeError, ValueError):
-        rate = -1.0
-    if not 0 <= rate <= BELOW_1:
-        rule = f"must be a number from 0 to {BELOW_1}, known before jax.jit"
-        raise _refused_value("dropout_rate", given, rule)
-    if rate == 0:
-        return None
-    if key is None:
-        raise _refused("dropout_rate", "needs a dropout_key")
-    return AttentionDropout.draw(key, rate)
-
-
-def _check_scale(given: Any) -> None:
-    if given is None:
-        return
-    x = _array("scale", given)
-    if x.shape or not any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.integer, jnp.floating)):
-        kind = f"has the dtype {x.dtype} and the shape {x.shape}"
-        raise _refused("scale", f"{kind}, and must be one real number, or None for 1 / sqrt(H)")
+        given = given if isinstance(given, jax.Array) else np.asarray(given)
+        why = f"must be from 0 to T = {t}"
+        lengths = int32_array("lengths", given, (b,), allowed=allowed, why=why)
+    except ValueError as error:
+        raise UserError(f"relative_attention: {one_line(error)}") from error
+    return jnp.clip(lengths, 0, t)
 
 
 def _check_mesh(mesh: Any, b: int, n: int, by_rows: bool) -> None:
@@ -233,10 +210,9 @@ def _check_mesh(mesh: Any, b: int, n: int, by_rows: bool) -> None:
     if not isinstance(mesh, Mesh):
         raise _refused_value("mesh", mesh, "must be a jax.sharding.Mesh")
     if set(AXES) - set(mesh.axis_names) or set(mesh.axis_types) != {AxisType.Auto}:
-        has = ", ".join(map(str, zip(mesh.axis_names, mesh.axis_types, strict=True)))
         works = "jax.make_mesh((2, 1, 1), ('data', 'fsdp', 'tensor'), (AxisType.Auto,) * 3)"
         rule = f"it needs data, fsdp and tensor, all of the type Auto, as in {works}"
-        raise _refused("mesh", f"has the axes {has}: {rule}")
+        raise _refused("mesh", f"has the axes {mesh.axis_names} of {mesh.axis_types}: {rule}")
     if mesh.size > 1 and jax.sharding.get_abstract_mesh().manual_axes:
         raise _refused("mesh", "must be None inside of jax.shard_map")
     if n % mesh.shape["tensor"]:
