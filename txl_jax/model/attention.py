@@ -68,14 +68,18 @@ class Attention(nn.Module):
 
     def project(self, states: jax.Array, scale=None, bias=None) -> KeysValues:
         """Returns the keys and values of states [B,S,D], or of ``scale * states + bias``."""
-        if scale is None:
-            return self._biased(self._heads(states, self.key), self._heads(states, self.value))
 
-        def affine(kernel):  # (scale x + bias) W = x (scale W) + bias W
+        def heads(kernel):
+            if scale is None:
+                return self._heads(states, kernel)
+            # (scale x + bias) W = x (scale W) + bias W
             shift = jnp.einsum("d,dnh->nh", bias, kernel).astype(states.dtype)
             return self._heads(states, scale[:, None, None] * kernel) + shift[:, None, None]
 
-        return self._biased(affine(self.key), affine(self.value))
+        keys, values = heads(self.key), heads(self.value)
+        if self.cfg.attention_bias:  # a bias of keys would cancel in the softmax
+            values = values + self.value_bias[:, None, None].astype(values.dtype)
+        return KeysValues(keys, values)
 
     def unprojected(self, states: jax.Array, scale=None, bias=None) -> States:
         """Returns what :func:`unprojected.attend` needs in place of :meth:`project`."""
@@ -86,10 +90,6 @@ class Attention(nn.Module):
         if self.cfg.attention_bias:
             shifts[1] = shifts[1] + self.value_bias
         return States(states, KeysValues(*kernels), KeysValues(*shifts))
-
-    def project_qkv(self, states: jax.Array) -> tuple[jax.Array, KeysValues]:
-        """Returns :meth:`queries`, and the keys and values, of the same states [B,S,D]."""
-        return self.queries(states), self.project(states)
 
     def queries(self, states: jax.Array) -> jax.Array:
         """Returns the queries [N,B,S,H] of states [B,S,D], divided by sqrt(H)."""
@@ -144,12 +144,6 @@ class Attention(nn.Module):
     def gather(self, x: AttentionInputs) -> jax.Array:
         """Returns the attention [N,B,T,H]; the analysis of attention captures its inputs here."""
         return attend(x, self.cfg.kernel, self.mesh)
-
-    def _biased(self, keys: jax.Array, values: jax.Array) -> KeysValues:
-        """Adds the bias of values, if there is one; a bias of keys would cancel in the softmax."""
-        if self.cfg.attention_bias:
-            values = values + self.value_bias[:, None, None].astype(values.dtype)
-        return KeysValues(keys, values)
 
     def _heads(self, x: jax.Array, kernel: jax.Array, scale: float | None = None) -> jax.Array:
         """Projects x [B,S,D] to heads [N,B,S,H] by one flat matrix product, times ``scale``."""

@@ -289,13 +289,14 @@ class Block(nn.Module):
             self.attention(q, present, past, positions, mask, train), train
         )
         if c.pre_lnorm:
-            queries, present = self.attention.project_qkv(self.norm_attention(h))
-            if c.memory_free:  # the authors' PyTorch code normalises only keys and values
-                queries = self.attention.queries(h)
+            normal = self.norm_attention(h)
+            # Without memory, the authors' PyTorch code normalises only keys and values.
+            queries = self.attention.queries(h if c.memory_free else normal)
+            present = self.attention.project(normal)
             h = self.gate_attention(h, attend(queries, present))
             fed = self.feed_forward(self.norm_feed_forward(h), train)
             return self.gate_feed_forward(h, fed), present
-        queries, present = self.attention.project_qkv(h)
+        queries, present = self.attention.queries(h), self.attention.project(h)
         h = self.norm_attention(self.gate_attention(h, attend(queries, present)))
         fed = self.feed_forward(h, train)
         return self.norm_feed_forward(self.gate_feed_forward(h, fed)), present

@@ -29,17 +29,7 @@ from txl_jax.parallel.shardings import ROWS, Shardings
 class Memory(flax.struct.PyTreeNode):
     """The hidden states of earlier segments: a pytree to carry from one segment to the next.
 
-    Example:
-      >>> import jax, txl_jax
-      >>> cfg = txl_jax.TransformerXLConfig(vocab_size=11, n_layer=2, d_model=8)
-      >>> model = txl_jax.TransformerXL(cfg)
-      >>> mems, tokens = model.init_mems(batch_size=1, mem_len=4), jax.numpy.array([[3, 1, 4]])
-      >>> mems.hidden.shape, mems.filled.tolist()
-      ((2, 1, 4, 8), [0])
-      >>> variables = model.init(jax.random.key(0), tokens, mems)
-      >>> _, mems = model.apply(variables, tokens, mems)
-      >>> mems.filled.tolist()  # the oldest slot is not real yet
-      [3]
+    See the example of :class:`~txl_jax.model.transformer_xl.TransformerXL`.
 
     Attributes:
       hidden: [L,B,M,D] in the compute dtype, the inputs of every layer at earlier positions.
@@ -124,18 +114,13 @@ class Cache(flax.struct.PyTreeNode):
         return jax.tree.map(newest, *(x.layers[n] for x in rings))
 
 
-def _register_for_export(*kinds: type) -> None:
-    """Lets ``jax.export`` store functions that take or return these classes, each by a name."""
-    for kind in kinds:
-        jax.export.register_pytree_node_serialization(
-            kind,
-            serialized_name=f"txl_jax.{kind.__name__}",
-            serialize_auxdata=lambda static: json.dumps(static).encode(),
-            deserialize_auxdata=lambda data: tuple(json.loads(data)),
-        )
-
-
-_register_for_export(Memory, Slots, Cache, Positions)
+for _kind in (Memory, Slots, Cache, Positions):  # so that exported functions may take them
+    jax.export.register_pytree_node_serialization(
+        _kind,
+        serialized_name=f"txl_jax.{_kind.__name__}",
+        serialize_auxdata=lambda static: json.dumps(static).encode(),
+        deserialize_auxdata=lambda data: tuple(json.loads(data)),
+    )
 jax.export.register_namedtuple_serialization(KeysValues, serialized_name="txl_jax.KeysValues")
 
 

