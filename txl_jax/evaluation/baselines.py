@@ -71,11 +71,9 @@ def score_baselines(
 def check_baselines(names: Sequence[str], vocab: Any) -> None:
     """Raises ConfigError for ``xz`` if tokens are not single bytes."""
     if "xz" in names and (vocab.unit == "ppl" or len(vocab) > 256):
-        kind = "words, subwords or ids" if vocab.unit == "ppl" else "characters"
         raise ConfigError(
-            "config key evaluate.baselines: 'xz' compresses a byte for each token, so it needs a"
-            f" vocabulary of at most 256 bytes or characters, not {len(vocab)} {kind}; leave 'xz'"
-            " out"
+            "config key evaluate.baselines: 'xz' compresses a byte for each token, so it needs at"
+            f" most 256 bytes or characters, not {len(vocab)} symbols; leave 'xz' out"
         )
 
 
@@ -111,8 +109,6 @@ def bigram(train: np.ndarray, vocab_size: int) -> Model:
     t = np.bincount(context, minlength=vocab_size)
 
     def probability(previous: np.ndarray, target: np.ndarray) -> np.ndarray:
-        if not len(codes):
-            return p1(previous, target)
         code = previous.astype(np.int64) * vocab_size + target
         place = np.minimum(np.searchsorted(codes, code), len(codes) - 1)
         seen = np.where(codes[place] == code, counts[place], 0)
@@ -126,8 +122,6 @@ def cross_entropy(
     model: Model, tokens: np.ndarray, vocab_size: int, indices: np.ndarray | None = None
 ) -> float:
     """Returns a model's cross entropy in nats per target, for ``indices`` or all but the first."""
-    if len(tokens) < 2:
-        raise ValueError(f"a split of {len(tokens)} tokens has no target; it needs two or more")
     check_ids("tokens", tokens, vocab_size)
     total, count = 0.0, 0
     for previous, target in _pairs(tokens, indices):

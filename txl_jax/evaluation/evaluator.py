@@ -207,8 +207,7 @@ class Evaluator:
         params = self._matrices(params)
         mems, batch = self.first_memory_shapes(params), self.batches.shapes()
         if warm_up:
-            per_token = jax.ShapeDtypeStruct(batch.inputs.shape, bool)
-            batch = batch.replace(reset=per_token)
+            batch = batch.replace(reset=jax.ShapeDtypeStruct(batch.inputs.shape, bool))
         rule = self.protocol.dynamic.rule
         if rule == "none":
             return self._score.lower(params, batch, mems, self._temperature)

@@ -59,11 +59,6 @@ class Evaluation(SplitScore):
     results: tuple[SplitScore, ...]
     about: Mapping[str, Any]
 
-    @classmethod
-    def of(cls, results: tuple[SplitScore, ...], about: Mapping[str, Any]) -> "Evaluation":
-        """Returns the evaluation of these scores, of which the first is its own."""
-        return cls(**vars(results[0]), results=results, about=about)
-
     @property
     def record(self) -> dict[str, Any]:
         """The JSON object that the mode writes to ``evaluation.json``."""

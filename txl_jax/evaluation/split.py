@@ -115,7 +115,8 @@ def score_split(
             found.append(SplitScore(**row))
     about = {"step": trained.step, "weights": trained.weights, **corpus_record(corpus)}
     about["parameters"] = parameter_count(trained.params)
-    return Evaluation.of(tuple(found), about | arithmetic_record(config.model, mesh))
+    about |= arithmetic_record(config.model, mesh)
+    return Evaluation(**vars(found[0]), results=tuple(found), about=about)
 
 
 def split_evaluators(
