@@ -21,7 +21,7 @@ from txl_jax.evaluation import any_text
 from txl_jax.model.transformer_xl import TransformerXL
 
 WHY = "the tokens do not determine the bytes of the text"
-NO_BITS = f"note: bits per byte cannot be computed, because {WHY}"
+NO_BITS = f"note: no bits per byte: {WHY}"
 
 FORMS: dict[str, dict] = {
     "relative": {},
@@ -221,7 +221,7 @@ def test_bytes_that_are_not_utf8_are_scored_to_a_strict_standard_output(monkeypa
 
 def test_results_that_cannot_be_written_are_refused_before_the_text_is_read(tmp_path, monkeypatch):
     trained = trained_on(Vocab.from_chars(["abc\n"]))
-    monkeypatch.setattr(any_text, "_text", None)
+    monkeypatch.setattr(any_text, "read_text", None)
     text = tmp_path / "in.txt"
     text.write_text("abc\n")
     for path, told in (

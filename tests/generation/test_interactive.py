@@ -141,7 +141,7 @@ def test_an_error_of_the_machine_is_one_line_and_the_session_continues(ask, monk
         yield
 
     monkeypatch.setattr(interactive, "continuations", no_memory)
-    said = "error: RuntimeError: RESOURCE_EXHAUSTED: out of memory\n"
+    said = "error: RESOURCE_EXHAUSTED: out of memory allocation of 8 TiB\n"
     assert ask("abc") == (said, True)
 
 

@@ -58,8 +58,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
     """Writes the :func:`line_record` of each line of the text, and a summary to standard error."""
     c = trained.config.score
     check_file("score.json", c.json, trained.config.data)
-    exist = os.path.isfile(c.path) and os.path.isfile(c.json or "")
-    if exist and os.path.samefile(c.path, c.json or ""):
+    if c.json not in (None, "-") and os.path.realpath(c.json or "") == os.path.realpath(c.path):
         named = f"config key score.json = {shown_path(str(c.json))!r}"
         raise ConfigError(f"{named}: is also the file of score.path; name another file")
     if trained.vocab.kind == "id" and c.path.lower().endswith(SUFFIXES):
@@ -68,12 +67,10 @@ def run(trained: TrainedModel, workdir: str) -> str:
     else:
         name = "standard input" if c.path == "-" else shown_path(c.path)
         if (end := os.path.splitext(name)[1].lower()) in READERS:
-            fix = (
-                "write their texts into a text file, or rename this file to .txt to score it whole"
-            )
+            fix = "write their texts into a text file"
             raise ConfigError(f"config key score.path = {name!r}: has records ({end}); {fix}")
         asked = trained.config.data.vocab == "byte"  # bytes by setting, not by default
-        text = _text(c.path, any_bytes=trained.vocab.kind == "byte", binary=asked)
+        text = read_text("score.path", c.path, trained.vocab.kind == "byte", asked)
         lines = io.StringIO(text, newline="\n").readlines()  # no splits at form feeds
         other = f"{argument('config.score.path', 'FILE')}, or give a text on standard input"
         score = score_any_text(trained, lines, name, f"name another file with {other}")
@@ -232,7 +229,7 @@ def _score_batch(
     inputs = make_batch(streams.segment(0), reset_memory=False)
     sizes = rows, inputs.inputs.shape[1], mems.mem_len
     self_check.check_on_one_device(model.cfg, *sizes, episodes=inputs.reset.ndim == 2)
-    parts = [np.zeros((rows, 0), np.float32)]
+    parts = []
     for segment in streams:
         nll, mems = score(params, make_batch(segment, reset_memory=False), mems)
         parts.append(np.asarray(nll))
@@ -260,10 +257,8 @@ def _context_len(cfg: TransformerXLConfig, c: ScoreConfig) -> int:
     if (limit := cfg.segment_limit) is None:
         return c.mem_len
     if c.seg_len > limit:
-        raise ConfigError(
-            f"config key score.seg_len = {c.seg_len}: this model has only {limit} positions; use a"
-            " shorter segment"
-        )
+        why = f"this model has only {limit} positions; use a shorter segment"
+        raise ConfigError(f"config key score.seg_len = {c.seg_len}: {why}")
     return min(c.mem_len, limit - c.seg_len)
 
 
@@ -288,9 +283,8 @@ def line_record(vocab: Vocab, n: int, line: LineScore, c: ScoreConfig) -> dict[s
 
 def count_unknown(vocab: Vocab, ids: np.ndarray) -> int:
     """Counts the tokens that are the symbol for unknown words."""
-    if vocab.unknown is None:
-        return 0
-    return int(np.count_nonzero(ids == vocab.symbols.index(vocab.unknown)))
+    unknown = -1 if vocab.unknown is None else vocab.symbols.index(vocab.unknown)
+    return int(np.count_nonzero(ids == unknown))
 
 
 def text_score(
@@ -321,8 +315,7 @@ def text_score(
         if vocab.decode_bytes(np.concatenate([before, tokens])) == raw:
             per_byte = total / math.log(2) / len(raw)
         else:
-            why = "the tokens do not determine the bytes of the text"
-            notes.append(f"bits per byte cannot be computed, because {why}")
+            notes.append("no bits per byte: the tokens do not determine the bytes of the text")
     readable_symbols = lambda row: tuple(readable(vocab.kind, vocab.symbols[i]) for i in row)
     notes += [f"computed in {computed_in}"] if computed_in else []
     rows = zip(lines, ids, losses, strict=True)
@@ -331,7 +324,11 @@ def text_score(
     return TextScore(scored, total, *size, unit, value, per_byte, tuple(notes), vocab.unknown)
 
 
-def _text(path: str, any_bytes: bool, binary: bool) -> str:
+def read_text(key: str, path: str, any_bytes: bool = False, binary: bool = False) -> str:
+    """Returns the text of a file or, for ``-``, of standard input; a ConfigError names the key.
+
+    ``any_bytes`` allows bytes that are not UTF-8, and ``binary`` allows files that are no text.
+    """
     try:
         data = read_stdin() if path == "-" else opened_path(path).read_bytes()
         text = decode_text(data, "surrogateescape" if any_bytes else "strict")
@@ -342,7 +339,7 @@ def _text(path: str, any_bytes: bool, binary: bool) -> str:
     except (OSError, ValueError) as error:
         advice = "; name a text file that can be read"
         reason = f"{error.strerror}{advice}" if isinstance(error, OSError) else error
-        raise ConfigError(f"config key score.path = {shown_path(path)!r}: {reason}") from error
+        raise ConfigError(f"config key {key} = {shown_path(path)!r}: {reason}") from error
 
 
 def _write(records: Sequence[dict[str, Any]], path: str | None) -> None:

@@ -2,17 +2,19 @@
 
 import contextlib
 import dataclasses
+import importlib
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from txl_jax.checkpoint.trained_model import TrainedModel
-from txl_jax.config import ConfigError, override
-from txl_jax.data.errors import DataError
+from txl_jax.config import override
 from txl_jax.evaluation.any_text import score_any_text
 from txl_jax.generation.text import continuations
 from txl_jax.generation.write import formatted, set_stream_errors
+from txl_jax.messages import one_line
 from txl_jax.paths import is_remote
 from txl_jax.standard_streams import check_stdin
 from txl_jax.units import UNIT_NAMES, format_value
@@ -40,7 +42,7 @@ class Session:
         command, _, rest = line.partition(" ")
         if not command.startswith(":"):
             command, rest = ":continue", line
-        if command in (":quit", ":q", ":exit"):
+        if command == ":quit":
             return False
         execute = {
             ":continue": self._continue,
@@ -49,17 +51,13 @@ class Session:
             ":set": self._set,
             ":settings": self._settings,
             ":help": lambda _: self._write(HELP + "\n"),
-        }.get(command)
-        if execute is None:
-            self._write(f"error: there is no command {command}; :help lists the commands\n")
-            return True
+        }
         try:
-            execute(rest.replace("\\r\\n", "\r\n").replace("\\n", "\n"))
-        except (ConfigError, DataError, ValueError) as error:
-            self._write(f"error: {error}\n")
+            if command not in execute:
+                raise ValueError(f"there is no command {command}; :help lists the commands")
+            execute[command](rest.replace("\\r\\n", "\r\n").replace("\\n", "\n"))
         except Exception as error:  # the session continues after any error, such as low memory
-            first, *_ = str(error).splitlines() or [""]
-            self._write(f"error: {type(error).__name__}: {first}\n")
+            self._write(f"error: {one_line(error)}\n")
         except KeyboardInterrupt:
             self._write("\n(stopped)\n")
         return True
@@ -121,21 +119,17 @@ def run(trained: TrainedModel, workdir: str) -> str:
 
 
 @contextlib.contextmanager
-def _history(path: str):
+def _history(path: str) -> Iterator[None]:
     """Makes earlier lines available with the arrow keys if Python has readline."""
-    try:
-        import readline
-    except ImportError:
-        yield
-        return
-    if is_remote(path):  # readline reads and writes local files only
-        yield
-        return
-    with contextlib.suppress(OSError):
-        readline.read_history_file(path)
-    readline.set_history_length(1000)
+    readline: Any = None
+    if not is_remote(path):  # readline reads and writes local files only
+        with contextlib.suppress(ImportError, OSError):  # no readline, or no history yet
+            readline = importlib.import_module("readline")
+            readline.set_history_length(1000)
+            readline.read_history_file(path)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
-            readline.write_history_file(path)
+        if readline:
+            with contextlib.suppress(OSError):
+                readline.write_history_file(path)

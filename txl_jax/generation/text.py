@@ -93,7 +93,11 @@ class Continuation:
             self.ids.append(token)
             self.nll.append(loss)
             self._decode(token)
-        held_back = 0 if self.ended else _stop_prefix_length(self._decoded, self.c.stop)
+        held_back = 0  # the characters at the end that may begin a stop text
+        if not self.ended:
+            beginnings = (stop[:n] for stop in self.c.stop for n in range(1, len(stop)))
+            held = (len(start) for start in beginnings if self._decoded.endswith(start))
+            held_back = max(held, default=0)
         old, self.text = self.text, self._decoded[: len(self._decoded) - held_back]
         return self.text[len(old) :]
 
@@ -153,34 +157,23 @@ def continuations(
         end = int(mark[-1])
     elif separator:
         c = dataclasses.replace(c, stop=(*c.stop, separator))
-    rows = [
-        Continuation(
-            prompt_text(vocab, prompt),
-            vocab,
-            c,
-            (ids if len(prompt) or not separator else mark[-1:]).tolist(),
-            sample,
-            separator=end,
-        )
-        for prompt, ids in zip(prompts, encoded, strict=True)
-        for sample in range(c.samples)
-    ]
+    rows: list[Continuation] = []
+    for prompt, ids in zip(prompts, encoded, strict=True):
+        first = (ids if len(prompt) or not separator else mark[-1:]).tolist()
+        about = prompt_text(vocab, prompt), vocab, c
+        rows += [Continuation(*about, first, n, separator=end) for n in range(c.samples)]
     grammar = None
     if vocab.kind == "byte":  # with a grammar in both cases, so that they share a program
         grammar = utf8_automaton(vocab) if c.valid_text else free_automaton(vocab)
-    ids = [last_document(np.array(row.ids, np.int32), mark) for row in rows]
+    whole = [np.array(row.ids, np.int32) for row in rows]
+    # Tokens attend only to what begins with the last separator's end.
+    read = [ids[max(separator_ends(ids, mark), default=0) :] for ids in whole]
     samples = [row.sample for row in rows]
-    for chunk in generate(trained.config.model, trained.params, ids, c, grammar, samples):
+    for chunk in generate(trained.config.model, trained.params, read, c, grammar, samples):
         new = zip(rows, chunk.tokens.tolist(), chunk.nll.tolist(), strict=True)
         yield [(row, row.add(tokens, nll)) for row, tokens, nll in new]
         if all(row.ended for row in rows):
             return
-
-
-def last_document(ids: np.ndarray, separator: np.ndarray) -> np.ndarray:
-    """Returns the ids from the end of the last separator on, which are all that is attended to."""
-    ends = separator_ends(ids, separator)
-    return ids[ends[-1] :] if len(ends) else ids
 
 
 def prompt_text(vocab: Vocab, prompt: Text) -> str:
@@ -196,9 +189,3 @@ def prompt_text(vocab: Vocab, prompt: Text) -> str:
 def printable(text: str) -> str:
     """Replaces each byte that is not UTF-8 (``surrogateescape``) by U+FFFD."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def _stop_prefix_length(text: str, stops: Sequence[str]) -> int:
-    """Counts the characters at the end of a text that may be the beginning of a stop text."""
-    beginnings = (stop[:n] for stop in stops for n in range(1, len(stop)))
-    return max((len(x) for x in beginnings if text.endswith(x)), default=0)

@@ -6,9 +6,8 @@ import json
 import math
 import os
 import re
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 import numpy as np
@@ -53,7 +52,7 @@ def write_continuations(
     single = len(prompts) == 1 and c.samples == 1 and not quiet
     texts, ids = list[str](), list[list[int]]()
     settings = {key: getattr(c, key) for key in ("mem_len", "length", *Sampling._fields, "seed")}
-    with stream_errors(sys.stdout, "replace"), _json_lines(c.json) as file:
+    with _json_lines(c.json) as file:
         for first in range(0, len(prompts), c.batch_size):
             batch = prompts[first : first + c.batch_size]
             rows = _continue_batch(trained, batch, stop, print_text=single)
@@ -66,7 +65,7 @@ def write_continuations(
                 text = row.prompt + formatted(row.text, c)
                 if not single:
                     text = f"[{1 + first + n // c.samples}.{1 + row.sample}] {text}"
-                    print(printable(text), file=stderr() if quiet else stdout(), flush=True)
+                    _show(text, file=stderr() if quiet else stdout())
                 texts.append(text)
                 ids.append(row.ids)
                 if file:
@@ -96,20 +95,20 @@ def _continue_batch(
     start = time.perf_counter()
     pending = ""  # an unfinished line, because only whole lines are detokenised
     if print_text:
-        print(printable(prompt_text(trained.vocab, prompts[0])), end="", file=stdout(), flush=True)
+        _show(prompt_text(trained.vocab, prompts[0]), end="")
     for step in continuations(trained, prompts, c):
         rows = [row for row, _ in step]
         if print_text:
             pending += step[0][1]
             ready = pending[: pending.rfind("\n") + 1] if c.detokenise else pending
             pending = pending[len(ready) :]
-            print(formatted(ready, c), end="", file=stdout(), flush=True)
+            _show(formatted(ready, c), end="")
         if stop():
             if print_text:
-                print(file=stdout(), flush=True)  # the next message begins on its own line
+                _show("")  # the next message begins on its own line
             return None
     if print_text:
-        print(formatted(pending, c), file=stdout(), flush=True)
+        _show(formatted(pending, c))
     tokens, seconds = sum(len(row.nll) for row in rows), time.perf_counter() - start
     if tokens:
         unit = trained.vocab.unit
@@ -143,15 +142,12 @@ def set_stream_errors(stream: TextIO | None, errors: str) -> None:
             stream.reconfigure(errors=errors)
 
 
-@contextlib.contextmanager
-def stream_errors(stream: TextIO | None, errors: str) -> Iterator[None]:
-    """Applies :func:`set_stream_errors` until the context is closed, and then undoes it."""
-    before = stream.errors if isinstance(stream, io.TextIOWrapper) else None
-    set_stream_errors(stream, errors)
-    try:
-        yield
-    finally:
-        set_stream_errors(stream, before or errors)
+def _show(text: str, end: str = "\n", file: TextIO | None = None) -> None:
+    """Prints a text; ``?`` stands for each character that standard output does not have."""
+    file = file or stdout()
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    shown = printable(text).encode(encoding, "replace").decode(encoding)
+    print(shown, end=end, file=file, flush=True)
 
 
 def _json_lines(path: str | None) -> contextlib.AbstractContextManager[TextIO | None]:
