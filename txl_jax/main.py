@@ -78,10 +78,6 @@ def parse_flags(argv: list[str]) -> list[str]:
     rest, overrides = split_overrides(argv)
     _overrides.update(overrides)
     try:
-        for argument in rest[1:]:
-            if argument.startswith("-") and len(name := argument.partition("=")[0]) > 100:
-                # absl looks for a similar flag by recursion, one level for each character
-                raise flags.Error(f"Unknown command line flag {short_repr(name)}")
         return flags.FLAGS(rest)
     except flags.Error as error:
         say(f"error: {one_line(error)}{_meant(error)}")
@@ -171,6 +167,7 @@ def run() -> int:
 
     from txl_jax import modes  # slow imports, so only after the config is checked
     from txl_jax.parallel import accelerators, compile_cache, device_memory, processes
+    from txl_jax.planning.compile_ahead import compile_ahead
     from txl_jax.training.run import stored_experiment
 
     modes.set_up_output()
@@ -180,11 +177,11 @@ def run() -> int:
         begun = workdir_path(_overrides[key], f"config key {key}") if _overrides.get(key) else None
         exp = override(stored_experiment(workdir, begun), _overrides)
     if mode not in _PRINTING_MODES:
-        drop_unwritten_output(may_be_closed=mode == "train")
+        drop_unwritten_output()
     if exp is not None and mode == "compile":
         if _TOPOLOGY.value is None:
             accelerators.start_devices()
-        return modes.compile_programs(exp, _TOPOLOGY.value)
+        return compile_ahead(exp, _TOPOLOGY.value)
     processes.initialise(
         _DISTRIBUTED.value,
         _COORDINATOR.value,

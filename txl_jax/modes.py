@@ -21,7 +21,6 @@ from txl_jax.messages import shown_path
 from txl_jax.model.precision import describe
 from txl_jax.parallel import processes
 from txl_jax.paths import path
-from txl_jax.planning.compile_ahead import compile_ahead
 from txl_jax.standard_streams import stderr
 from txl_jax.training.run import Stopped, headline, score_own_text, train_and_evaluate
 
@@ -98,20 +97,15 @@ def use_model(
     if mode in MODE_FILES:
         processes.on_process_zero(lambda: check_outputs(workdir, mode))
     if mode == "generate":
-        return generate(trained, workdir)
+        c = trained.config
+        processes.on_process_zero(lambda: check_file("generate.json", c.generate.json, c.data))
+        if processes.is_process_zero():
+            write_continuations(trained, workdir)
+        return 0
     if mode == "evaluate":
         return evaluate(trained, workdir, of_run)
     if processes.is_process_zero():
         processes.print_once(module_of(mode).run(trained, workdir))
-    return 0
-
-
-def generate(trained: TrainedModel, workdir: str) -> int:
-    """Continues the prompts that the config names, on the first device of process 0."""
-    exp = trained.config
-    processes.on_process_zero(lambda: check_file("generate.json", exp.generate.json, exp.data))
-    if processes.is_process_zero():
-        write_continuations(trained, workdir)
     return 0
 
 
@@ -156,11 +150,6 @@ def sweep(exp: ExperimentConfig, workdir: str) -> int:
     processes.print_once(f"{found}\nbest    {shown_path(best.workdirs[0])}")
     processes.print_once(f"further {command_with(flags)}", stderr())
     return 1 if found.failed else 0
-
-
-def compile_programs(exp: ExperimentConfig, topology: str | None) -> int:
-    """Compiles training and scoring without running them; prints their costs on the devices."""
-    return compile_ahead(exp, topology)
 
 
 def set_up_output() -> None:

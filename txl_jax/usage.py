@@ -58,14 +58,6 @@ _FLAGS = {
     "--heartbeat_seconds=S": "seconds after which a silent process counts as dead (default: 60)",
 }
 
-_NEEDS = {
-    "either": "--config=NAME [--workdir=DIR]",
-    "config": "--config=NAME [--workdir=DIR]",
-    "model": "--workdir=DIR [--step=STEP]",
-    "runs": "--workdir=DIR",
-}
-"""The flags of a mode, by what it reads (:func:`_reads`)."""
-
 _EXAMPLES = {
     "--config=quickstart": "a small model of Python's source in five minutes",
     "--config=my_text --config.data.path=FILE": "a model of your own text",
@@ -82,19 +74,25 @@ def help_text(words: Sequence[str]) -> str:
     Raises ConfigError for an unknown mode, config, setting or value.
     """
     rest, overrides = split_overrides(words)
-    mode, config = _value_of("mode", rest), _value_of("config", rest)
-    if mode is None:
-        mode = next((word for word in rest if word in MODES), None)
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    flags.add_argument("--mode", "-mode")
+    flags.add_argument("--config", "-config")
+    found, rest = flags.parse_known_args(rest)
+    mode = found.mode or next((word for word in rest if word in MODES), None)
     if mode is None:
         return _usage()
     check_mode(mode)
     about = f"{program()} --mode={mode}: {MODES[mode]}\n"
     if mode == "settings":
         return f"{about}\n  {program()} --mode=settings [BEGINNING OF A KEY]"
-    exp = load_config(config, overrides) if config else override(ExperimentConfig(), overrides)
+    exp = (
+        load_config(found.config, overrides)
+        if found.config
+        else override(ExperimentConfig(), overrides)
+    )
     prefixes = [f"{name}." for name in _SECTIONS.get(mode, (mode,))]
     settings = "\n".join(format_settings(exp, prefix) for prefix in prefixes)
-    usage = f"usage: {program()} --mode={mode} {_NEEDS[_reads(mode)]} [--config.KEY=VALUE ...]\n"
+    usage = f"usage: {program()} --mode={mode} {_needs(mode)} [--config.KEY=VALUE ...]\n"
     return f"{about}{usage}Settings, each given as --config.KEY=VALUE:\n\n{settings}"
 
 
@@ -104,10 +102,12 @@ def check_mode(mode: str) -> None:
         raise ConfigError(f"--mode={truncate(mode)}: no such mode; {nearest_or_all(mode, MODES)}")
 
 
-def _reads(mode: str) -> str:
-    if mode in ("train", "compile"):
-        return "either"
-    return ANALYSES[mode].reads if mode in ANALYSES else "model"
+def _needs(mode: str) -> str:
+    """Returns the flags that name what a mode reads."""
+    reads = ANALYSES[mode].reads if mode in ANALYSES else "model"
+    if reads == "config" or mode in ("train", "compile"):
+        return "--config=NAME [--workdir=DIR]"
+    return "--workdir=DIR [--step=STEP]" if reads == "model" else "--workdir=DIR"
 
 
 def _usage() -> str:
@@ -130,19 +130,6 @@ def _usage() -> str:
 def _columns(rows: dict[str, str]) -> str:
     width = max(map(len, rows))
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows.items())
-
-
-def _value_of(flag: str, words: Iterable[str]) -> str | None:
-    """Returns the value of a flag in the words of a command, or ``None``."""
-    before = ""
-    for word in words:
-        name, equals, value = word.partition("=")
-        if equals and name.startswith("-") and name.lstrip("-") == flag:
-            return value
-        if before.startswith("-") and before.lstrip("-") == flag:
-            return word
-        before = word
-    return None
 
 
 def completion(shell: str) -> str:

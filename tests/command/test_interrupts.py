@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts ends it soon, with one line and exit code 130."""
+"""Ctrl-C while a command starts ends it at once, without a traceback."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ def test_while_a_library_is_imported(module, word, library, tmp_path):
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_after_the_flags_while_the_config_is_read(tmp_path):
@@ -60,7 +60,7 @@ def test_after_the_flags_while_the_config_is_read(tmp_path):
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
     assert not (tmp_path / "run").exists()
 
 
@@ -88,7 +88,7 @@ def test_while_native_code_waits_for_other_processes(tmp_path):
             process.kill()
             process.wait()
         connection.close()
-    assert (process.returncode, out, told) == (130, "", "interrupted\n")
+    assert (process.returncode, out, told) == (-signal.SIGINT, "", "")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_while_native_code_waits_for_other_processes(tmp_path):
 def test_signals_are_as_before_once_the_start_is_over(before, after):
     """An ignored Ctrl-C stays ignored, and importing the package changes no handler."""
     program = f"""
-import signal, threading
+import signal
 signal.signal(signal.SIGINT, signal.{before})
 from txl_jax import interrupts
 assert not interrupts.is_command()
@@ -108,11 +108,6 @@ changed = signal.getsignal(signal.SIGINT) is not signal.{before}
 assert changed == (signal.{before} is not signal.SIG_IGN)
 interrupts.restore_keyboard_interrupt()
 assert signal.getsignal(signal.SIGINT) is signal.{after}
-assert signal.set_wakeup_fd(-1) == -1
-for thread in threading.enumerate():
-    if thread is not threading.main_thread():
-        thread.join(10)
-        assert not thread.is_alive()
 """
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False

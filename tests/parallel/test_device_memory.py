@@ -326,19 +326,6 @@ def test_training_is_refused_before_its_text_is_read(tmp_path):
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-def test_compiling_ahead_is_not_refused_by_this_machine(monkeypatch):
-    asked: list[Any] = []
-
-    def compile_ahead(*about):
-        asked.append(about)
-        return 0
-
-    monkeypatch.setattr(modes, "compile_ahead", compile_ahead)
-    exp = override(BASE, {"model.d_inner": 1_000_000, "model.d_model": 100_000})
-    assert modes.compile_programs(exp, "v5e:4x4") == 0
-    assert asked == [(exp, "v5e:4x4")]
-
-
 def test_an_attention_kernel_for_other_devices_is_refused_with_the_settings():
     with pytest.raises(
         ConfigError, match=r"^model.kernel = 'triton' needs an NVIDIA GPU, but the program runs"

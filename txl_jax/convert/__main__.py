@@ -72,7 +72,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 def main(argv: list[str]) -> int:
     """Converts or exports a model. Returns the exit code."""
     flags, overrides = parse(argv)
-    drop_unwritten_output()  # a closed stdout is no error: the results are files
+    drop_unwritten_output()  # the results are files
     interrupts.restore_keyboard_interrupt()
     logging.set_verbosity(logging.ERROR)
     try:

@@ -47,7 +47,7 @@ from txl_jax.parallel.compile_cache import compiled_rows
 from txl_jax.parallel.device_memory import Checked, Work, check_arrays
 from txl_jax.paths import path as opened_path
 from txl_jax.progress import work_bar
-from txl_jax.standard_streams import read_stdin, say
+from txl_jax.standard_streams import say
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
 NO_IDS = np.zeros(0, np.int32)
@@ -330,7 +330,7 @@ def read_text(key: str, path: str, any_bytes: bool = False, binary: bool = False
     ``any_bytes`` allows bytes that are not UTF-8, and ``binary`` allows files that are no text.
     """
     try:
-        data = read_stdin() if path == "-" else opened_path(path).read_bytes()
+        data = sys.stdin.buffer.read() if path == "-" else opened_path(path).read_bytes()
         text = decode_text(data, "surrogateescape" if any_bytes else "strict")
         start = b"" if binary else data[:LOOKED_AT]
         if kind := not_text(start) or wide_encoding(start):

@@ -16,7 +16,6 @@ from txl_jax.generation.text import continuations
 from txl_jax.generation.write import formatted, set_stream_errors
 from txl_jax.messages import one_line
 from txl_jax.paths import is_remote
-from txl_jax.standard_streams import check_stdin
 from txl_jax.units import UNIT_NAMES, format_value
 
 HELP = """\
@@ -101,7 +100,6 @@ class Session:
 
 def run(trained: TrainedModel, workdir: str) -> str:
     """Reads and answers lines until the session ends. The workdir keeps the history if possible."""
-    check_stdin()
     set_stream_errors(sys.stdin, "surrogateescape")  # prompts may have bytes that are not UTF-8
     set_stream_errors(sys.stdout, "replace")
     session = Session(trained, lambda text: print(text, end="", flush=True))
