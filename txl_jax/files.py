@@ -67,12 +67,9 @@ def written_as(name: str) -> str:
 
 
 def write_json(path: str, value: Any) -> None:
-    """Writes indented JSON atomically, in UTF-8; text that is not valid UTF-8 is escaped."""
-    try:
-        data = json.dumps(value, indent=1, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        data = json.dumps(value, indent=1).encode()
-    atomic_write(path, data + b"\n")
+    """Writes indented JSON atomically, in UTF-8; what UTF-8 does not have is escaped."""
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    atomic_write(path, text.encode(errors="backslashreplace") + b"\n")
 
 
 def write_csv(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -104,16 +101,6 @@ def mark_size(start: bytes) -> int:
     return len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0
 
 
-def check_encoding(data: bytes) -> None:
-    """Raises ValueError, whose message is to follow the file's name, for UTF-16 or UTF-32 text.
-
-    Text has no character U+0000 (NUL), but text in these encodings has many bytes 0.
-    """
-    mark_size(data[:4])
-    if (at := data.find(0)) >= 0:
-        raise ValueError(_not_utf8(data, at))
-
-
 def _not_utf8(data: bytes, at: int) -> str:
     byte = f"byte {at} is 0x{data[at]:02x}"
     if kind := not_text(data[:LOOKED_AT]):
@@ -134,62 +121,31 @@ def decode_text(data: bytes, errors: str = "strict") -> str:
     NUL characters are refused too; otherwise the data may be any bytes.
     """
     start = mark_size(data[:4])
-    if errors == "strict":
-        check_encoding(data)
+    if errors == "strict" and (at := data.find(0)) >= 0:
+        raise ValueError(_not_utf8(data, at))
     try:
-        return data.decode("utf-8", errors)[1 if start else 0 :]
+        return data[start:].decode("utf-8", errors)
     except UnicodeDecodeError as error:
-        raise ValueError(_not_utf8(data, error.start)) from error
+        raise ValueError(_not_utf8(data, start + error.start)) from error
 
 
-MAX_DEPTH = 50
-"""The deepest nesting accepted in a JSON object; the files of this program are less deep."""
-
-
-def parse_json(data: bytes, **settings: Any) -> Any:
-    """Returns the value in the bytes of a JSON file; ``settings`` are those of ``json.loads``.
+def parse_json(data: bytes) -> Any:
+    """Returns the value in the bytes of a JSON file.
 
     Raises ValueError, whose message is to follow the file's name, for bytes that are not JSON.
     """
     try:
-        return json.loads(decode_text(data), **settings)
+        return json.loads(decode_text(data))
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON ({error})") from error
-    except RecursionError:
-        raise ValueError(f"is nested more than {MAX_DEPTH} levels deep") from None
 
 
 def parse_json_object(data: bytes) -> dict[str, Any]:
-    """Returns the object that the bytes of a JSON file contain.
-
-    Raises:
-      ValueError: the bytes are not one JSON object. The message is to follow the file's name.
-    """
-    value = parse_json(data, object_pairs_hook=_unique_keys)
-    try:
-        _check_depth(value, MAX_DEPTH)
-    except RecursionError:
-        raise ValueError(f"is nested more than {MAX_DEPTH} levels deep") from None
+    """Returns the object in the bytes of a JSON file; raises ValueError as :func:`parse_json`."""
+    value = parse_json(data)
     if not isinstance(value, dict):
         raise ValueError("is JSON, but not an object {...}")
     return value
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"has the key {name!r} twice")
-        found[name] = value
-    return found
-
-
-def _check_depth(value: Any, levels: int) -> None:
-    if isinstance(value, dict | list):
-        if not levels:
-            raise RecursionError
-        for inner in value.values() if isinstance(value, dict) else value:
-            _check_depth(inner, levels - 1)
 
 
 @contextlib.contextmanager

@@ -1524,18 +1524,6 @@ def test_a_path_is_no_text_and_a_list_is_no_override():
         load_config({}, ["a"])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
-def test_a_file_in_another_encoding_is_named_with_the_fix(tmp_path, encoding):
-    path = tmp_path / "wide.py"
-    path.write_bytes("import ml_collections\n".encode(encoding))
-    with pytest.raises(ConfigError) as caught:
-        load_config(str(path))
-    message = str(caught.value)
-    assert message.startswith(f"config={path}: is {encoding[:6].upper()} ")
-    assert message.endswith("save it as UTF-8")
-    assert "\n" not in message
-
-
 @pytest.mark.parametrize(
     "change", [lambda b: b"\xef\xbb\xbf" + b, lambda b: b.replace(b"\n", b"\r\n")]
 )

@@ -99,7 +99,6 @@ FIRST = {"m-1-of-2.safetensors": ["a"]}
         ({}, SHARDS, "has no weight_map"),
         ("[]", SHARDS, "is JSON, but not an object {...}"),
         ("{", SHARDS, "is not JSON"),
-        ('{"weight_map": {"a": "x", "a": "y"}}', SHARDS, "has the key 'a' twice"),
     ],
 )
 def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path, index, shards, message):

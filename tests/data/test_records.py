@@ -430,7 +430,6 @@ BAD = {
     "mixed": ("x.json", b'[{"text": "a"}, "b"]', "record 2: is 'b', not an object"),
     "old Macintosh": ("x.csv", b"id,text\r1,ab\r", "x.csv: its line ends are CR, of old"),
     "no columns": ("x.csv", b"", "x.csv: line 1 is empty; write the names of the columns"),
-    "feather 1": ("x.feather", b"FEA1\0\0\0\0", "is a Feather table, not an Arrow table; write"),
     "swapped": ("x.arrow", parquet(SONGS), "not an Arrow table; let its name end in .parquet"),
     "not fetched": (
         "x.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n",

@@ -127,7 +127,7 @@ def test_a_folder_without_text_says_what_it_has_and_what_to_do(tmp_path, names, 
 def test_files_of_another_end_are_refused_by_what_they_look_like(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.jpg").write_bytes(b"\xff\xd8\xff\xe0\0\x10JFIF\0" + bytes(99))
-    assert refused(lambda: find_text(tmp_path)).startswith(f"{tmp_path}/a.jpg: is a JPEG image")
+    assert refused(lambda: find_text(tmp_path)).startswith(f"{tmp_path}/a.jpg: is binary data")
 
 
 @pytest.mark.parametrize("split", LINES)

@@ -19,7 +19,6 @@ from txl_jax.config.changes import set_all
 from txl_jax.config.errors import ConfigError
 from txl_jax.config.experiment import ExperimentConfig
 from txl_jax.config.folders import expanded_text
-from txl_jax.files import check_encoding
 from txl_jax.messages import argument, nearest_or_all, one_line, short_repr, truncate
 
 _PACKAGE, _INIT = "txl_config_file", "__init__.py"
@@ -174,10 +173,6 @@ def _import_file(file: Path) -> Any:
     if packages:
         names.append(file.stem.replace(".", "_"))
     for depth, part in enumerate([*parts, file]):
-        try:
-            check_encoding(part.read_bytes())
-        except ValueError as error:
-            raise ConfigError(f"{argument('config', truncate(str(part)))}: {error}") from error
         name = ".".join(names[: depth + 1])
         loader = _SourceLoader(name, str(part))
         spec: Any = importlib.util.spec_from_file_location(name, part, loader=loader)
