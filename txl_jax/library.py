@@ -28,7 +28,7 @@ from txl_jax.config import (
     load_config,
     override,
 )
-from txl_jax.config.arguments import RUN, given, names_the_nearest
+from txl_jax.config.arguments import RUN, given
 from txl_jax.config.evaluation import Split
 from txl_jax.config.folders import path_text, workdir_path
 from txl_jax.data.vocab import Text, check_text, texts_of
@@ -43,11 +43,6 @@ from txl_jax.parallel.accelerators import start_devices
 from txl_jax.progress import waiting_for
 from txl_jax.training.events import Logger
 from txl_jax.training.run import Stopped, score_own_text, train_and_evaluate
-
-_COMMAND = (
-    "only the command uses this setting; give the text as the first argument, and use the result"
-)
-"""The reason why settings that name files are no arguments of the methods."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -68,8 +63,8 @@ class LanguageModel(TrainedModel):
 
     The keyword arguments of the methods are the settings of the sections ``generate``, ``score``
     and ``evaluate``. An argument that is not given has the value in the run's ``config``. Every
-    method raises ConfigError for an unknown or wrong argument, and DataError for text or ids that
-    the vocabulary does not have. The attributes are those of a trained model:
+    method raises ConfigError for a wrong argument, and DataError for text or ids that the
+    vocabulary does not have. The attributes are those of a trained model:
 
     Attributes:
       model, params: the Flax module and its parameters: ``model.apply({"params": params}, ...)``.
@@ -82,7 +77,6 @@ class LanguageModel(TrainedModel):
 
     seeds: tuple["LanguageModel", ...] = ()
 
-    @names_the_nearest(json=_COMMAND)
     def generate(
         self,
         prompt: Text | bytes | Sequence[Any] | None = None,
@@ -126,7 +120,6 @@ class LanguageModel(TrainedModel):
             made += map(_generated, rows)
         return Generation(made)
 
-    @names_the_nearest(json=_COMMAND, path=_COMMAND)
     def score(
         self,
         text: Text | bytes | Sequence[Any],
@@ -153,7 +146,6 @@ class LanguageModel(TrainedModel):
             lines = list(io.StringIO(str(lines[0]), newline="\n"))
         return score_any_text(trained, lines, "text")
 
-    @names_the_nearest()
     def export(
         self,
         folder: str | os.PathLike[str],
@@ -178,7 +170,6 @@ class LanguageModel(TrainedModel):
         asked = _with_section(self, "export", given(locals(), "folder"))
         export(asked, folder, asked.config.export)
 
-    @names_the_nearest()
     def evaluate(
         self,
         split: Split | None = None,
@@ -218,7 +209,6 @@ class LanguageModel(TrainedModel):
         return score_own_text(asked, self.config)
 
 
-@names_the_nearest()
 def train(
     config: str | os.PathLike[str] | Mapping[str, Any] | ExperimentConfig | Any,
     workdir: str | os.PathLike[str],
@@ -278,7 +268,6 @@ def train(
     return dataclasses.replace(models[0], seeds=models)
 
 
-@names_the_nearest()
 def sweep(
     config: str | os.PathLike[str] | Mapping[str, Any] | ExperimentConfig | Any,
     workdir: str | os.PathLike[str],
@@ -324,7 +313,6 @@ def _interruptible() -> Iterator[None]:
         raise KeyboardInterrupt(f"{stopped}; call the function again to resume") from None
 
 
-@names_the_nearest()
 def load(
     source: str | os.PathLike[str], step: int | str = "best", weights: str | None = None
 ) -> LanguageModel:

@@ -227,29 +227,8 @@ def test_another_text_is_evaluated_with_the_vocabulary_of_the_model(trained, tmp
 
 
 WRONG = [
-    (
-        ConfigError,
-        r"^generate\(\) has no argument 'temprature'; the nearest is 'temperature'$",
-        "generate",
-        {"temprature": 1.0},
-    ),
-    (TypeError, r"'max_new_tokens'; the nearest is 'length'$", "generate", {"max_new_tokens": 3}),
-    (TypeError, r"evaluate\(\) .* 'memlen'; the nearest is 'mem_len'$", "evaluate", {"memlen": 3}),
-    (TypeError, r"score\(\) .* 'seq_len'; the nearest is 'seg_len'$", "score", {"seq_len": 3}),
     (ConfigError, r"generate.top_k = -1: must be at least 0", "generate", {"top_k": -1}),
     (ConfigError, r"generate.length = 0: no token is generated", "generate", {"length": 0}),
-    (
-        ConfigError,
-        r"no argument 'json': only the command uses this setting",
-        "generate",
-        {"json": "x"},
-    ),
-    (
-        ConfigError,
-        r"'path': only the command uses this setting",
-        "score",
-        {"text": "a", "path": "x"},
-    ),
     (ConfigError, r"evaluate.split = 'none': must be one of 'tr", "evaluate", {"split": "none"}),
     (DataError, r"prompt: .*'Z'", "generate", {"prompt": "Z"}),
     (DataError, r"text, line 2: .*'Z'", "score", {"text": "the\nZ"}),
@@ -594,25 +573,6 @@ def test_the_arguments_of_a_method_are_the_settings_of_its_section(method):
     settings = {field.name for field in dataclasses.fields(SECTIONS[method])}
     own = {"self", "text", "data"}
     assert arguments - own == settings - {"path", "json"}
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "words"),
-    [
-        ("load", {"source": "x", "trian": True}, "'trian'; there are source, step, weights"),
-        ("train", {"config": "x", "work_dir": "y"}, "'work_dir'; the nearest is 'workdir'"),
-        ("sweep", {"config": "x", "seed": 3}, "'seed'; the nearest is 'seeds'"),
-        ("load_corpus", {"name": "text", "pth": "x"}, "'pth'; the nearest is 'path'"),
-        ("load_config", {"config": "x", "override": {}}, "'override'; the nearest is 'overrides'"),
-        ("segments", {"split": [1], "bs": 2}, "'bs'; the nearest is 'batch_size'"),
-        ("save", {"trianed": 1}, "'trianed'; the nearest is 'trained'"),
-        ("TransformerXLConfig", {"n_layers": 2}, "'n_layers'; the nearest is 'n_layer'"),
-    ],
-)
-def test_a_wrong_keyword_names_the_right_one(name, arguments, words):
-    with pytest.raises(TypeError) as error:
-        getattr(txl_jax, name)(**arguments)
-    assert words in str(error.value)
 
 
 SCRIPT = """

@@ -907,7 +907,7 @@ def test_model_config_is_checked_when_built_directly():
         TransformerXLConfig(d_model=33)
     with pytest.raises(ConfigError, match=r"^config key model\.untie_r = 1: must be of type bool"):
         TransformerXLConfig(untie_r=1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="n_layers"):
+    with pytest.raises(TypeError, match="'n_layers'; the nearest is 'n_layer'"):
         TransformerXLConfig(n_layers=3)  # type: ignore[call-arg]
 
 

@@ -112,13 +112,6 @@ def test_a_wrong_dtype_or_shape_is_refused_naming_the_argument(method):
             assert refusal(method, **{first: given}) == f"{name} must be {message}"
 
 
-@pytest.mark.parametrize("method", ["__call__", "nll", "core", "init_cache"])
-def test_a_wrong_keyword_names_the_right_one(method):
-    near = {"init_cache": "seg_len"}.get(method, "lengths")
-    expected = f"{method}() has no argument {near[:-1]!r}; the nearest is {near!r}"
-    assert refusal(method, **{near[:-1]: 1}) == expected
-
-
 @pytest.mark.parametrize("wrong", [-3, 6, 2**31 + 1])
 def test_more_states_than_slots_or_fewer_than_none_are_refused(wrong):
     expected = f"mems.filled[1] = {wrong}: must be from 0 to 5, the number of slots of the memory"

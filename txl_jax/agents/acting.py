@@ -8,7 +8,7 @@ import flax.struct
 import jax
 
 from txl_jax.config import ConfigError, TransformerXLConfig
-from txl_jax.config.arguments import check_names
+from txl_jax.config.arguments import ArgumentError
 from txl_jax.messages import fields_repr
 from txl_jax.model.inputs import check_array
 from txl_jax.model.layout import unstack_layers
@@ -35,7 +35,9 @@ def refuse_arguments_of_core(names: Iterable[str]) -> None:
     reasons = {"mems": "give initial_carry", "carry": "give initial_carry"}
     reasons |= {"reset": "give mask", "begins": "give mask"}
     reasons |= dict.fromkeys(("train", "lengths"), "use TransformerXL with method='core'")
-    check_names("SequenceModel", [name for name in names if name in reasons], [], reasons)
+    for name in names:
+        if name in reasons:
+            raise ArgumentError(f"SequenceModel() has no argument {name!r}: {reasons[name]}")
 
 
 class Actor(flax.struct.PyTreeNode):

@@ -13,7 +13,6 @@ from txl_jax.checkpoint.tensors import flat_params
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import read_record, write_record
 from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL
-from txl_jax.config.arguments import names_the_nearest
 from txl_jax.config.changes import without_paths
 from txl_jax.config.folders import expanded_paths, expanded_text
 from txl_jax.data.corpus import FOREIGN_VOCAB
@@ -39,7 +38,6 @@ def export(
     return trained.step
 
 
-@names_the_nearest()
 def save(
     trained: TrainedModel, folder: str | os.PathLike[str], record: Mapping[str, Any] | None = None
 ) -> None:
@@ -70,7 +68,6 @@ def save(
     write_record(folder, _without_paths(record), trained.vocab)
 
 
-@names_the_nearest()
 def push(trained: TrainedModel, repository: str, private: bool = True) -> str:
     """Uploads a model to the Hub as ``owner/name``; returns its address. Needs ``txl_jax[hub]``.
 

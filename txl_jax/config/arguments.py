@@ -1,15 +1,10 @@
-"""Names the nearest argument in the error for a keyword that a public function does not have."""
+"""Names of settings in other programs, and arguments that have the values of a run by default."""
 
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 from txl_jax.config.errors import ConfigError
 from txl_jax.messages import nearest_or_all
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _NAMES = {
     "model.d_inner": "d_ff ffn_dim ffn_size intermediate_size mlp_dim",
@@ -62,36 +57,10 @@ def given(arguments: dict[str, Any], *without: str) -> dict[str, Any]:
     return {k: v for k, v in arguments.items() if v is not RUN and k not in ("self", *without)}
 
 
-def names_the_nearest(**reasons: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Makes a function raise :class:`ArgumentError` for a keyword that it does not have.
-
-    ``reasons`` say why some names are no arguments; the error has the reason instead of the nearest
-    name.
-    """
-
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        known = [name for name in inspect.signature(function).parameters if name != "self"]
-
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            check_names(function.__name__, kwargs, known, reasons)
-            return function(*args, **kwargs)
-
-        return call
-
-    return decorate
-
-
-def check_names(
-    function: str, names: Iterable[str], known: list[str], reasons: Mapping[str, str]
-) -> None:
-    """Raises ArgumentError for a name that is not known; see :func:`names_the_nearest`."""
+def check_names(function: str, names: Iterable[str], known: list[str]) -> None:
+    """Raises ArgumentError for a name that is not known."""
     for name in names:
         if name not in known:
-            why = f": {reasons[name]}" if name in reasons else _nearest(name, known)
-            raise ArgumentError(f"{function}() has no argument {name!r}{why}")
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    meant = SYNONYMS.get(name.lower(), "").rpartition(".")[2]
-    return f"; {nearest_or_all(meant if meant in known else name, known)}"
+            meant = SYNONYMS.get(name.lower(), "").rpartition(".")[2]
+            fix = nearest_or_all(meant if meant in known else name, known)
+            raise ArgumentError(f"{function}() has no argument {name!r}; {fix}")

@@ -121,7 +121,7 @@ class Section:
     def __new__(cls, **settings: Any) -> typing.Self:
         """Raises ArgumentError for a setting that the section does not have."""
         known = [field.name for field in dataclasses.fields(typing.cast(Any, cls))]
-        check_names(cls.__name__, settings, known, {})
+        check_names(cls.__name__, settings, known)
         return super().__new__(cls)
 
     def __init_subclass__(cls, key: str = ""):

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from txl_jax.config.arguments import names_the_nearest
 from txl_jax.config.changes import set_all
 from txl_jax.config.errors import ConfigError
 from txl_jax.config.experiment import ExperimentConfig
@@ -27,7 +26,6 @@ _RECIPES = [Path(__file__).parents[2] / name for name in ("txl_jax_configs", "co
 """The folders of the recipes in an installed package and in a checkout."""
 
 
-@names_the_nearest()
 def load_config(
     config: str | os.PathLike[str] | Mapping[str, Any] | ExperimentConfig | Any,
     overrides: Mapping[str, Any] | None = None,

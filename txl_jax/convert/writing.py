@@ -12,7 +12,6 @@ from typing import Literal, get_args
 from txl_jax.checkpoint.saving import require_empty_folder
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir_files import CONFIG, MODEL, VOCAB
-from txl_jax.config.arguments import names_the_nearest
 from txl_jax.config.folders import expanded_text
 from txl_jax.convert.arguments import require_one_of
 from txl_jax.convert.huggingface import config_to_huggingface, params_to_huggingface
@@ -26,7 +25,6 @@ Target = Literal["pytorch", "nvidia", "huggingface"]
 ARGS = "args.json"
 
 
-@names_the_nearest()
 def save_as(trained: TrainedModel, folder: str | os.PathLike[str], to: Target) -> None:
     """Writes a trained model for another program, with the lengths of the run's evaluation.
 

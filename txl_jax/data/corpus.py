@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from txl_jax.config import DataConfig, ExperimentConfig
-from txl_jax.config.arguments import names_the_nearest
 from txl_jax.config.folders import data_folder, expanded
 from txl_jax.data.errors import DataError
 from txl_jax.data.pieces import STARTS, Pieces, Split, flat_tokens
@@ -106,7 +105,6 @@ class DamagedError(DataError):
         super().__init__(f"{self.fault}. {fix}")
 
 
-@names_the_nearest()
 def load_corpus(
     name: str,
     path: str | os.PathLike | None = None,

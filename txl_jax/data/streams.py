@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.config.arguments import names_the_nearest
 from txl_jax.config.training import longest_segment
 from txl_jax.data.errors import DataError
 from txl_jax.data.orders import InOrder, Rolled, ShuffledSentences
@@ -271,7 +270,6 @@ def shuffled_streams(
     return Streams(rows, t, c, order)
 
 
-@names_the_nearest()
 def segments(
     split: Split,
     batch_size: int | np.integer,

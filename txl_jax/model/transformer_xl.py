@@ -7,7 +7,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from txl_jax.config import ConfigError, TransformerXLConfig
-from txl_jax.config.arguments import names_the_nearest
 from txl_jax.model import initializers, masks
 from txl_jax.model import inputs as inputs_lib
 from txl_jax.model import memory as memory_lib
@@ -92,7 +91,6 @@ class TransformerXL(nn.Module):
         self.drop_input = dropout(c, rate(c.dropout_input))
         self.drop_output = dropout(c, rate(c.dropout_output))
 
-    @names_the_nearest()
     def init_mems(self, batch_size: int | np.integer, mem_len: int | np.integer) -> Memory:
         """Returns an empty memory of M slots for B streams; this needs no parameters."""
         c = self.cfg
@@ -101,7 +99,6 @@ class TransformerXL(nn.Module):
         hidden = jnp.zeros((c.n_layer, batch_size, mem_len, c.d_model), c.dtype)
         return Memory(hidden, jnp.zeros((batch_size,), jnp.int32))
 
-    @names_the_nearest()
     @at_precision
     def init_cache(self, mems: Memory, seg_len: int | np.integer) -> Cache:
         """Returns the projected memory for inference, which other methods take as ``mems``.
@@ -133,7 +130,6 @@ class TransformerXL(nn.Module):
         near, far = memory_lib.in_slots(past, slots)
         return Cache(near, far, positions, mems.filled, mems.mem_len, seg_len)
 
-    @names_the_nearest()
     def __call__(
         self, tokens, mems, *, train: bool = False, reset=None, lengths=None, context_len=0
     ):
@@ -162,7 +158,6 @@ class TransformerXL(nn.Module):
         logits = self.vocabulary.logits(self.drop_output(states, given.train), given.train)
         return logits, states, mems
 
-    @names_the_nearest()
     def nll(
         self, tokens, targets, mems, *, train: bool = False, reset=None, lengths=None, context_len=0
     ):
@@ -198,7 +193,6 @@ class TransformerXL(nn.Module):
         inputs_lib.check_array("log_p", log_p, "floats", shape)
         return self.vocabulary.past_nll(jnp.asarray(log_p, jnp.float32), inputs)
 
-    @names_the_nearest()
     @at_precision
     def core(self, embeddings, mems, *, train: bool = False, reset=None, lengths=None):
         """Runs the layers on embeddings [B,T,D], and returns states [B,T,D] and new memory.
