@@ -78,7 +78,7 @@ def test_without_its_package_the_error_names_the_extra(monkeypatch):
 
 
 def test_help_and_settings_load_no_client_of_a_bucket():
-    code = "import sys, txl_jax.main; print([m for m in sys.modules if m in ('gcsfs', 'etils')])"
+    code = "import sys, txl_jax.main; print([m for m in sys.modules if m in ('gcsfs', 'etils.epath')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

