@@ -13,20 +13,20 @@ import os
 import re
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from txl_jax.messages import UserError, one_line
-from txl_jax.standard_streams import stderr
+from txl_jax.progress import waiting_for
 
 if TYPE_CHECKING:
     from txl_jax.literal_path import LiteralPath
 
 BUCKETS = "gs://"
-_ADDRESS = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])((?:/[^/]+)*)/?")
-_REFUSED = re.compile(r"[\x00-\x1f\x7f\\#?*\[\]]")  # clients read some as patterns or versions
-_SILENT_SECONDS = 5.0  # a bucket without credentials or network answers after a minute
+_ADDRESS = re.compile(
+    r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"
+    r"(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f\\#?*\[\]]+)*/?"  # some clients misread these characters
+)
 _ROOTS = ("/gs/", "/s3/", "/az/", "/hf/")
 
 
@@ -41,14 +41,9 @@ def is_remote(path: str) -> bool:
 
 def address_fault(address: str) -> str | None:
     """Returns why an address cannot be used, as text that follows the address, or ``None``."""
-    match = _ADDRESS.fullmatch(address)
-    if match is None:
-        rule = "with a bucket in lower case and no empty name between slashes"
-        return f"must be gs://BUCKET/NAME/..., {rule}"
-    if found := _REFUSED.search(match[2]):
-        return f"has the character {found[0]!r}, which some clients misread; use another name"
-    if {".", ".."} & set(match[2].split("/")):
-        return "has '.' or '..' between slashes; write the whole address without them"
+    if not _ADDRESS.fullmatch(address):
+        rule = "with a bucket in lower case and names that are not empty, '.' or '..' and have none"
+        return f"must be gs://BUCKET/NAME/..., {rule} of \\ # ? * [ ]"
     if importlib.util.find_spec("gcsfs") is None:
         return "is in Google Cloud Storage, which needs a package: pip install 'txl_jax[gcs]'"
     return None
@@ -184,12 +179,9 @@ def store_fault(error: Exception) -> str | None:
 
 @functools.cache
 def _check_bucket(bucket: str) -> None:
-    told = f"waiting for the first answer of {BUCKETS}{bucket}"
-    waiting = threading.Timer(_SILENT_SECONDS, lambda: print(told, file=stderr(), flush=True))
-    waiting.daemon = True
-    waiting.start()
     try:
-        store().call("GET", "b/{}/o", bucket, maxResults=1, json_out=True)
+        with waiting_for(f"waiting for the first answer of {BUCKETS}{bucket}"):
+            store().call("GET", "b/{}/o", bucket, maxResults=1, json_out=True)
     except Exception as error:  # of gcsfs, aiohttp and google.auth
         missing = isinstance(error, FileNotFoundError)
         reason = "there is no such bucket" if missing else one_line(error)
@@ -197,5 +189,3 @@ def _check_bucket(bucket: str) -> None:
             f"{BUCKETS}{bucket}: cannot be listed ({reason}); check the network and the name of"
             " the bucket, and sign in with  gcloud auth application-default login"
         ) from error
-    finally:
-        waiting.cancel()

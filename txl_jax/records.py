@@ -9,7 +9,6 @@ from typing import Any
 from txl_jax import files
 from txl_jax.files import atomic_write
 from txl_jax.paths import path
-from txl_jax.units import UNIT_NAMES
 
 
 def append(metrics_path: str, *records: Mapping[str, Any]) -> None:
@@ -48,30 +47,16 @@ def truncate(metrics_path: str, step: int, rewritten: str | None) -> None:
 
 
 def is_record(value: Any) -> bool:
-    """Whether a JSON value is a record of training, with a kind, a step and finite numbers."""
-    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
-        return False
-    timing = value.get("timing", {})
-    if not isinstance(timing, dict) or type(value.get("step")) is not int or value["step"] < 0:
-        return False
-    keys = ("epoch", "loss", *UNIT_NAMES, "learning_rate", "grad_norm")
-    numbers = [v for k, v in timing.items() if k != "attention"]
-    return all(map(_is_number, (*map(value.get, keys), *numbers)))
-
-
-def _is_number(value: Any) -> bool:
-    """Returns whether a JSON value is ``None`` or a number that a float can represent."""
-    try:
-        return value is None or (type(value) in (int, float) and math.isfinite(value))
-    except OverflowError:  # an integer too large for a float
-        return False
+    """Whether a JSON value is a record of training, with a kind and a step."""
+    known = isinstance(value, dict) and isinstance(value.get("kind"), str)
+    return known and type(value.get("step")) is int and value["step"] >= 0
 
 
 def _parsed(line: bytes) -> Any:
     """Returns the JSON value of a line, or ``None`` if the line is not JSON."""
     try:
         return json.loads(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 

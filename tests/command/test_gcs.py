@@ -45,12 +45,12 @@ DROPOUT = {"model.dropout": 0.2}
         ("gs://", "must be gs://BUCKET/NAME"),
         ("gs:///run", "must be gs://BUCKET/NAME"),
         ("gs://Box/run", "must be gs://BUCKET/NAME"),
-        ("gs://box//run", "with a bucket in lower case and no empty name between slashes"),
-        ("gs://box/a*", "has the character '*'"),
-        ("gs://box/a#1", "has the character '#'"),
-        ("gs://box/a\\b", r"has the character '\\'"),
-        ("gs://box/a\n", r"has the character '\n'"),
-        ("gs://box/a/../b", "has '.' or '..' between slashes; write"),
+        ("gs://box//run", "with a bucket in lower case and names that are not empty"),
+        ("gs://box/a*", "have none of"),
+        ("gs://box/a#1", "have none of"),
+        ("gs://box/a\\b", "have none of"),
+        ("gs://box/a\n", "have none of"),
+        ("gs://box/a/../b", "names that are not empty, '.' or '..'"),
     ],
 )
 def test_an_address_that_cannot_work_is_refused_in_one_line(address, fault):
@@ -78,7 +78,9 @@ def test_without_its_package_the_error_names_the_extra(monkeypatch):
 
 
 def test_help_and_settings_load_no_client_of_a_bucket():
-    code = "import sys, txl_jax.main; print([m for m in sys.modules if m in ('gcsfs', 'etils.epath')])"
+    code = (
+        "import sys, txl_jax.main; print([m for m in sys.modules if m in ('gcsfs', 'etils.epath')])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -1146,12 +1146,6 @@ def test_values_that_no_file_should_have_are_refused_in_a_line(config_file):
     assert itself.startswith("unknown config key 'train.train.train")
     numbered = "ml_collections.ConfigDict({3: {4: 5}}, convert_dict=False)"
     assert message(f"return {numbered}").startswith("unknown config key '3.4'; ")
-    broken = "type('Own', (), {'__repr__': lambda self: 1 / 0})()"
-    assert message(f"return ml_collections.ConfigDict({{'seed': {broken}}})") == (
-        "config key seed = <Own that cannot be printed: ZeroDivisionError>: must be of type int"
-    )
-    huge = message("return ml_collections.ConfigDict({'optimizer': {'name': 10**5000}})")
-    assert huge.startswith("config key optimizer.name = <int that cannot be printed: ValueError>")
 
 
 def test_long_values_and_keys_are_shortened(config_file):

@@ -394,14 +394,9 @@ FOREIGN = [
     '{"step": 4, "loss": 1.0, "bpc": 1.4}',  # no kind
     '{"kind": "train", "step": "4", "bpc": 1.0}',
     '{"kind": "train", "step": true, "bpc": 1.0}',
-    '{"kind": "train", "step": 4, "bpc": "low"}',
-    '{"kind": "train", "step": 4, "bpc": NaN}',
-    '{"kind": "train", "step": 4, "bpc": 1' + 400 * "0" + "}",
     '{"kind": ["train"], "step": 4, "bpc": 1.0}',
-    '{"kind": "train", "step": 4, "bpc": 1.0, "timing": [1]}',
     '["kind", "step"]',
     "7",
-    200_000 * "[",
     '{"kind": "train", "st',
     "\udcff",
 ]
