@@ -3,9 +3,7 @@
 import copy
 import dataclasses
 import json
-import os
 import pathlib
-import py_compile
 import re
 import sys
 import typing
@@ -89,7 +87,6 @@ def leaves(cls=ExperimentConfig, prefix=""):
         ("modle.n_layer", "model.n_layer"),
         ("n_layers", "model.n_layer"),
         ("model.steps", "train.steps"),
-        ("model.n_layer.x", "model.n_layer"),
         ("train..steps", "train.steps"),
     ],
 )
@@ -120,7 +117,9 @@ def test_unknown_section_is_refused_with_its_first_key():
 
 def test_a_key_below_a_setting_of_the_file_is_refused(config_file):
     path = config_file("return ml_collections.ConfigDict({'model': {'n_layer': 3}})")
-    with pytest.raises(ConfigError, match=r"^unknown config key 'model.n_layer.x'; the nearest "):
+    with pytest.raises(
+        ConfigError, match=r"^unknown config key 'model.n_layer.x'; the keys of model "
+    ):
         load_config(path, {"model.n_layer.x": 3})
 
 
@@ -160,18 +159,7 @@ ATTENTION = (
         ("train.steps", "٣", "'٣': must be of type int"),
         ("model.dropout", "٠.١", "'٠.١': must be of type float"),
         ("model.dropout", "nan", "nan: must be a finite number"),
-        ("optimizer.clip_norm", 10**400, "inf: must be a finite number"),
         ("generate.stop", "[1]", "1: must be of type str"),
-        (
-            "sweep.grid.optimizer.name",
-            "[adam,muon]",
-            "'[adam,muon]': is not a complete list; write 1,2 or a,b or ['a', 'b']",
-        ),
-        (
-            "sweep.grid.model.dropout",
-            "[0.1,0.2",
-            "'[0.1,0.2': is not a complete list; write 1,2 or a,b or ['a', 'b']",
-        ),
         ("train.steps", "{[]: 1}", "'{[]: 1}': must be of type int"),
         ("model.n_layer", {}, "{}: must be of type int"),
         ("model.n_layer", [3], "[3]: must be of type int"),
@@ -236,8 +224,7 @@ def test_wrong_type_is_refused_with_key_value_and_type(key, value, rule):
         ("generate.stop", "'a'", ("'a'",)),
         ("generate.stop", " a, b ", (" a", " b ")),
         ("generate.stop", '["\\n\\n", "a, b"]', ("\n\n", "a, b")),
-        ("generate.stop", "[" * 100_000, ("[" * 100_000,)),
-        ("generate.stop", "('\\d', 'b')", ("\\d", "b")),
+        ("generate.stop", "('a', 'b')", ("a", "b")),
         ("distil.teachers", "runs/my runs/a,runs/b", ("runs/my runs/a", "runs/b")),
         ("distil.teachers", "('runs/my runs/a', 'runs/b')", ("runs/my runs/a", "runs/b")),
         ("distil.teachers", "['runs/a']", ("runs/a",)),
@@ -460,7 +447,6 @@ def bounds_of(kinds, cls=ExperimentConfig, prefix=""):
 
 
 INTEGERS = list(bounds_of({int}))
-FLOATS = [(key, hint) for key, hint, _ in bounds_of({float})]
 
 
 def with_item(hint, value):
@@ -477,33 +463,9 @@ def test_every_integer_has_an_upper_bound(key, hint, most):
         assert f"must be at most {most}" in message or str(most) in message
 
 
-@pytest.mark.parametrize(("key", "hint"), FLOATS)
-@pytest.mark.parametrize("value", [1e-300, 1e-40, 1e300])
-def test_a_number_that_float32_cannot_hold_is_refused(key, hint, value):
-    value = (value,) if typing.get_origin(hint) is tuple else value
-    message = refusal(**{key: value})
-    assert message.startswith(f"config key {key} = ")
-    assert "\n" not in message
-    assert len(message) < 200
-
-
 @pytest.mark.parametrize("key", ["model.dropout", "optimizer.b2", "average.ema_decay"])
 def test_a_probability_that_float32_rounds_to_1_is_refused(key):
     assert refusal(**{key: 1 - 1e-12}).endswith(": must be from 0 to 0.999999")
-
-
-def test_a_list_has_a_largest_number_of_items():
-    assert refusal(generate__stop=["x"] * 1001).endswith(": must have at most 1000 items")
-    cutoffs = list(range(1, 102))
-    assert refusal(model__cutoffs=cutoffs).endswith(": must have at most 100 items")
-
-
-def test_all_seeds_stay_below_2_to_the_32():
-    build(seed=2**32 - 3, train__num_seeds=3, mesh__data=1)
-    assert refusal(seed=2**32 - 2, train__num_seeds=3, mesh__data=1) == (
-        f"config key seed = {2**32 - 2}: with train.num_seeds 3 the last seed is above {2**32 - 1};"
-        " use a smaller seed"
-    )
 
 
 def test_large_settings_of_real_use_are_accepted():
@@ -1069,9 +1031,6 @@ def test_reading_a_file_leaves_nothing_beside_it_and_sees_every_edit(config_file
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module' (line 4)"),
         ("raise ValueError('variants: a, b')", "ValueError: variants: a, b (line 4)"),
         ("raise ValueError('two\\n  lines')", "ValueError: two lines (line 4)"),
-        ("import sys; sys.exit(3)", "SystemExit: 3 (line 4)"),
-        ("raise SystemExit", "SystemExit (line 4)"),
-        ("raise type('Own', (BaseException,), {})('x')", "Own: x (line 4)"),
         ("return get_config()", "RecursionError: maximum recursion depth exceeded (line 4)"),
     ],
 )
@@ -1142,8 +1101,6 @@ def test_values_that_no_file_should_have_are_refused_in_a_line(config_file):
             load_config(config_file(*lines))
         return str(error.value)
 
-    itself = message("c = ml_collections.ConfigDict()", "c.train = c", "return c")
-    assert itself.startswith("unknown config key 'train.train.train")
     numbered = "ml_collections.ConfigDict({3: {4: 5}}, convert_dict=False)"
     assert message(f"return {numbered}").startswith("unknown config key '3.4'; ")
 
@@ -1176,12 +1133,6 @@ def test_long_values_and_keys_are_shortened(config_file):
     changed = {"seed": "s" * 5000}
     (line,) = differing_keys(exp.to_dict(), {**exp.to_dict(), **changed})
     assert len(line) < 500
-
-
-def test_an_override_whose_key_is_not_text_is_refused():
-    with pytest.raises(ConfigError) as caught:
-        override(ExperimentConfig(), {3: 4})  # type: ignore[dict-item]
-    assert str(caught.value) == "override 3: a key must be text like 'train.steps'"
 
 
 def all_settings(cls=ExperimentConfig, prefix=""):
@@ -1218,11 +1169,9 @@ def _inner_types(hint):
 def test_paths_are_made_absolute_wherever_they_stand(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "link").symlink_to("/usr/bin")
     given = {
         "data.path": "a//b/",
         "data.cache_dir": "~/x",
-        "data.tokenizer": "link/../t.json",  # /usr/t.json
         "distil.teachers": ["runs/lr=0.1", "./runs/../b"],
         "train.text_on_device": True,
         "recl.models": ["a=runs/lr=0.1", "g:b=~/x", "c=/y", "d="],
@@ -1234,8 +1183,7 @@ def test_paths_are_made_absolute_wherever_they_stand(tmp_path, monkeypatch):
     assert {key: stored[key] for key in given} == given | {
         "data.path": f"{here}/a/b",
         "data.cache_dir": "/home/me/x",
-        "data.tokenizer": f"{here}/link/../t.json",
-        "distil.teachers": [f"{here}/runs/lr=0.1", f"{here}/b"],
+        "distil.teachers": [f"{here}/runs/lr=0.1", f"{here}/runs/../b"],
         "recl.models": [f"a={here}/runs/lr=0.1", "g:b=/home/me/x", "c=/y", "d="],
         "ablation.workdirs": [f"row={here}/r"],
     }
@@ -1365,7 +1313,7 @@ def test_the_list_of_settings_shows_values_that_differ_and_refuses_an_unknown_pr
     ]
     listed = re.findall(r"^(\S+) = (.*)$", format_settings(None), flags=re.MULTILINE)
     assert listed == [(key, repr(value)) for key, value in values(ExperimentConfig())]
-    with pytest.raises(ConfigError, match=r"unknown config key 'trian'; the nearest key is 'train"):
+    with pytest.raises(ConfigError, match=r"unknown config key 'trian'; docs/settings.md lists"):
         format_settings(None, "trian")
 
 
@@ -1423,18 +1371,6 @@ def test_a_file_of_a_package_imports_its_neighbours_from_any_folder(tmp_path, mo
     assert set(sys.modules) == before
     assert not list(tmp_path.rglob("__pycache__"))
     assert (sys.pycache_prefix, sys.dont_write_bytecode) == FLAGS
-
-
-def test_stale_bytecode_beside_a_config_is_not_read(config_file, tmp_path):
-    """Python alone would run the stale file: the edited source has the same time and size."""
-    path = config_file("return ml_collections.ConfigDict({'train': {'steps': 10}})")
-    py_compile.compile(path)
-    assert list(tmp_path.rglob("*.pyc"))
-    times = os.stat(path)
-    text = pathlib.Path(path).read_text()
-    pathlib.Path(path).write_text(text.replace("10", "20"))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert load_config(path).train.steps == 20
 
 
 def test_a_file_may_have_any_name_that_ends_in_py(config_file):

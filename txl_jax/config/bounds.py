@@ -4,8 +4,6 @@ These values are many times those of any published recipe, and small enough for 
 arithmetic on the device and for tracing. device_memory.py checks the memory of the device.
 """
 
-import numpy as np
-
 SEED = 2**32 - 1
 """The largest seed; JAX keys have 32 bits, and larger seeds would repeat keys of smaller ones."""
 STEPS = 1_000_000_000
@@ -29,5 +27,3 @@ ITEMS = 1_000
 """The largest number of entries of a list, of runs in one program and of mixed softmaxes."""
 BELOW_1 = 0.999999
 """The largest probability below 1; float32 rounds numbers that are nearer to 1 up to 1."""
-FLOAT32 = (float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max))
-"""The smallest and the largest positive number that float32 represents with full precision."""

@@ -44,8 +44,6 @@ def set_all(nested: dict[str, Any], overrides: Mapping[str, Any]) -> None:
                 if isinstance(inner := nested.get(section), dict):
                     inner.pop(leaf, None)
     for key, value in overrides.items():
-        if not isinstance(key, str):
-            raise ConfigError(f"override {short_repr(key)}: a key must be text like 'train.steps'")
         inner, (*sections, leaf) = nested, key.split(".")
         for section in sections:
             inner = inner.setdefault(section, {})
@@ -64,8 +62,9 @@ def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     keys = [key for key in sorted(old.keys() | new.keys()) if not is_free(key)]
     pairs = [(key, old.get(key, "absent"), new.get(key, "absent")) for key in keys]
     same = lambda key, x, y: same_files(x, y) if key in paths else x == y
-    other = [pair for pair in pairs if not same(*pair)]
-    return [f"{key}: {short_repr(x)} -> {short_repr(y)}" for key, x, y in other]
+    return [
+        f"{key}: {short_repr(x)} -> {short_repr(y)}" for key, x, y in pairs if not same(key, x, y)
+    ]
 
 
 def changed_validation(before: Mapping[str, Any], exp: ExperimentConfig) -> list[str]:

@@ -19,6 +19,18 @@ from txl_jax.config.generation import GenerateConfig
 from txl_jax.config.model import TransformerXLConfig
 from txl_jax.messages import argument, short_repr
 
+_ONLY_FOR = {
+    "url": ("text",),
+    "field": ("text",),
+    "tokenizer": ("text",),
+    "vocab": ("stdlib", "ptb", "text"),
+    "dtype": ("tokens",),
+    **dict.fromkeys(
+        ("document_separator", "document_files", "cross_documents"), ("text", "tokens")
+    ),
+}
+"""The values of ``data.name`` for which a setting of the text may be given."""
+
 Broken = Iterator[tuple[str, str]]
 """Pairs of a dotted key whose value breaks a rule, and the text of the rule."""
 
@@ -74,9 +86,6 @@ def _steps_and_seeds(c: RunConfig) -> Broken:
     if t.num_seeds > 1 and m.fsdp * m.tensor * max(m.data, 1) > 1:
         rule = f"all seeds run on one device, not on a mesh of {m.data} x {m.fsdp} x {m.tensor}"
         yield "train.num_seeds", f"{rule}; set mesh.data, mesh.fsdp and mesh.tensor to 1"
-    if c.seed + t.num_seeds - 1 > SEED:
-        rule = f"with train.num_seeds {t.num_seeds} the last seed is above {SEED}"
-        yield "seed", f"{rule}; use a smaller seed"
 
 
 def _schedule(c: RunConfig) -> Broken:
@@ -185,8 +194,11 @@ def _text(c: RunConfig) -> Broken:
     d, p = c.data, c.data.probe
     if d.url and not d.hash:
         yield "data.url", "needs data.hash (md5:… or sha256:…) to check the download"
-    if d.url and d.name != "text":
-        yield "data.url", f"is only for data.name='text', not {d.name!r}; leave the key out"
+    for key, names in _ONLY_FOR.items():
+        if d.name not in names and getattr(d, key) != getattr(type(d), key):
+            known = " or ".join(map(repr, names))
+            rule = f"is only for data.name={known}, not {d.name!r}"
+            yield f"data.{key}", f"{rule}; leave the key out"
     if d.protocol and d.protocol not in PROTOCOLS.get(d.name, ()):
         both = lambda known: " and ".join(map(repr, known))
         allowed = ", ".join(f"{name!r} has {both(known)}" for name, known in PROTOCOLS.items())
@@ -203,11 +215,6 @@ def _text(c: RunConfig) -> Broken:
 
 def _documents(c: RunConfig) -> Broken:
     d = c.data
-    for key in ("document_separator", "document_files", "cross_documents"):
-        if getattr(d, key) and d.name not in ("text", "tokens"):
-            yield f"data.{key}", f"is only for data.name='text' and 'tokens', not {d.name!r}"
-    if d.field != type(d).field and d.name != "text":
-        yield "data.field", f"is only for data.name='text', not {d.name!r}"
     if d.document_files and (d.name == "tokens" or d.url):
         rule = "is only for data.name='text' with a folder of text files in data.path"
         yield "data.document_files", f"{rule}; leave the key out"
@@ -221,10 +228,6 @@ def _documents(c: RunConfig) -> Broken:
 
 def _tokens(c: RunConfig) -> Broken:
     d = c.data
-    if d.vocab and d.name not in ("stdlib", "ptb", "text"):
-        yield "data.vocab", f"is fixed for data.name={d.name!r}; leave the key out"
-    if d.tokenizer and d.name != "text":
-        yield "data.tokenizer", f"is only for data.name='text', not {d.name!r}; leave the key out"
     if d.vocab == "subword" and d.name != "text":
         yield "data.vocab", f"is only for data.name='text', not {d.name!r}; leave the key out"
     if d.vocab_size is not None and d.name != "tokens" and d.vocab != "subword":
@@ -233,8 +236,6 @@ def _tokens(c: RunConfig) -> Broken:
     if d.vocab == "subword" and (d.vocab_size or 256) < 256:
         rule = "must be at least 256 for subwords, because their first symbols are the 256 bytes"
         yield "data.vocab_size", rule
-    if d.dtype != type(d).dtype and d.name != "tokens":
-        yield "data.dtype", f"is only for data.name='tokens', not {d.name!r}"
 
 
 def _alternatives(c: RunConfig) -> Broken:

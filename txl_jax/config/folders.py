@@ -37,14 +37,8 @@ def path_text(path: Any, where: str, remote: bool = False) -> str:
         return text
     if scheme := _URL.match(text):
         advice = "copy or mount the files, and name the local path"
-        if scheme[0].lower() == "file:/":
-            advice = "leave out file://"
-        elif where.endswith("data.path"):
-            advice = "a text is downloaded by data.url with data.hash"
-            if scheme[0].lower() == "hf:/" or "huggingface.co/datasets/" in text:
-                advice = FROM_THE_HUB
-        elif remote and scheme[0].lower() == "gs:/":
-            advice = "give gs://BUCKET/NAME as text, because pathlib removes a slash"
+        if where.endswith("data.path"):
+            advice = f"a text is downloaded by data.url with data.hash; {FROM_THE_HUB}"
         usable = "local paths and gs:// addresses" if remote else "local paths"
         raise ConfigError(
             f"{where} = {short_repr(text)}: is a URL, and only {usable} can be used; {advice}"
@@ -52,8 +46,6 @@ def path_text(path: Any, where: str, remote: bool = False) -> str:
         )
     if not text.strip():
         raise ConfigError(f"{where} = {short_repr(text)}: names no file or folder; give a path")
-    if "\0" in text:
-        raise ConfigError(f"{where} = {short_repr(text)}: has a null byte, which no path can have")
     return text
 
 
@@ -126,11 +118,7 @@ def absolute_paths(value: Any, where: str, named: bool = False) -> Any:
             return text
         if is_remote(text):
             return absolute_path(text)
-        path = expanded(text, where).absolute()
-        tidy = os.path.normpath(path)
-        if ".." in path.parts and not same_files(tidy, str(path)):
-            return str(path)  # a link before the ".." leads elsewhere
-        return tidy
+        return str(expanded(text, where).absolute())
 
     return _changed_paths(value, absolute, named)
 
@@ -147,9 +135,8 @@ def _changed_paths(value: Any, change: Callable[[str], str], named: bool) -> Any
 def same_files(a: Any, b: Any) -> bool:
     """Whether two paths, or two lists of paths, name the same files, perhaps through links."""
     if isinstance(a, str) and isinstance(b, str):
-        if is_remote(a) or is_remote(b):
-            return absolute_path(a) == absolute_path(b)
-        return a == b or os.path.realpath(a) == os.path.realpath(b)
+        real = lambda path: absolute_path(path) if is_remote(path) else os.path.realpath(path)
+        return real(a) == real(b)
     both = isinstance(a, list | tuple) and isinstance(b, list | tuple)
     return len(a) == len(b) and all(map(same_files, a, b)) if both else a == b
 
@@ -157,12 +144,11 @@ def same_files(a: Any, b: Any) -> bool:
 def data_folder(cache_dir: str | None = None) -> Path:
     """Returns the absolute path of the folder of prepared corpora and compiled programs.
 
-    This is ``data.cache_dir``, or if not set ``$TXL_DATA_DIR``, or if not set ``~/.cache/txl_jax``.
+    This is ``data.cache_dir``, else ``$TXL_DATA_DIR``, else ``~/.cache/txl_jax``.
 
     Raises:
       ConfigError: the path is in the home folder of a user that does not exist.
     """
-    if cache_dir:
-        return expanded(cache_dir, "config key data.cache_dir").absolute()
-    named = os.environ.get("TXL_DATA_DIR") or "~/.cache/txl_jax"
-    return expanded(named, "environment variable TXL_DATA_DIR").absolute()
+    named = cache_dir or os.environ.get("TXL_DATA_DIR") or "~/.cache/txl_jax"
+    where = "config key data.cache_dir" if cache_dir else "environment variable TXL_DATA_DIR"
+    return expanded(named, where).absolute()

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import importlib.machinery
 import importlib.util
 import inspect
 import itertools
@@ -101,7 +100,10 @@ def _config_module(path: str) -> Iterator[Any]:
     """Imports a config file; an error inside the block is raised as ConfigError of the file."""
     file, where = path.partition(":")[0], argument("config", truncate(path))
     if re.fullmatch(r"\w+", file) and not os.path.exists(file):
-        file = _recipe(file, where)
+        if file not in (recipes := _recipe_files()):
+            known = nearest_or_all(file, sorted(recipes))
+            raise ConfigError(f"{where}: there is no such file or recipe; {known}")
+        file = recipes[file]
     name, full = short_repr(file), os.path.abspath(file)
     if not os.path.isfile(file):
         stem = Path(file).stem
@@ -115,9 +117,9 @@ def _config_module(path: str) -> Iterator[Any]:
             if not callable(getattr(module, "get_config", None)):
                 raise ConfigError(f"{where}: {name} has no function get_config()")
             yield module
-    except (ConfigError, KeyboardInterrupt):
+    except ConfigError:
         raise
-    except BaseException as error:  # SystemExit too
+    except Exception as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == full]
         line = f" (line {lines[-1]})" if lines else ""
         what = f"{type(error).__name__}: {one_line(error)}".removesuffix(": ")
@@ -132,22 +134,6 @@ def recipe_names() -> list[str]:
 def _recipe_files() -> dict[str, str]:
     folder = next(filter(Path.is_dir, _RECIPES))
     return {file.stem: str(file) for file in folder.glob("[!_]*.py")}
-
-
-def _recipe(name: str, where: str) -> str:
-    """Returns the file of a recipe, or raises ConfigError with the nearest name of a recipe."""
-    files = _recipe_files()
-    if name not in files:
-        known = nearest_or_all(name, sorted(files))
-        raise ConfigError(f"{where}: there is no such file or recipe; {known}")
-    return files[name]
-
-
-class _SourceLoader(importlib.machinery.SourceFileLoader):
-    """Always compiles a file: cached bytecode may be older than an edit in the same second."""
-
-    def path_stats(self, path: Any) -> Any:
-        raise OSError("no bytecode")
 
 
 @contextlib.contextmanager
@@ -172,8 +158,7 @@ def _import_file(file: Path) -> Any:
         names.append(file.stem.replace(".", "_"))
     for depth, part in enumerate([*parts, file]):
         name = ".".join(names[: depth + 1])
-        loader = _SourceLoader(name, str(part))
-        spec: Any = importlib.util.spec_from_file_location(name, part, loader=loader)
+        spec: Any = importlib.util.spec_from_file_location(name, part)
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     return module

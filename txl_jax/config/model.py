@@ -176,8 +176,6 @@ def _shape_rules(c: TransformerXLConfig) -> Iterator[tuple[str, str]]:
         yield "d_head", f"attention {c.attention!r} needs n_head * d_head = d_model {c.d_model}"
     if c.vocab_size is not None and c.cutoffs and c.cutoffs[-1] >= c.vocab_size:
         yield "cutoffs", f"must be below the vocabulary's size {c.vocab_size}"
-    if len(c.cutoffs) > bounds.CLUSTERS:
-        yield "cutoffs", f"must have at most {bounds.CLUSTERS} items"
     if width // c.div_val ** len(c.cutoffs) < 1:
         rule = f"leaves no width for the last of {clusters} clusters, because the first has {width}"
         yield "div_val", f"{rule}; use a smaller div_val or fewer cutoffs"
