@@ -28,8 +28,8 @@ class Console:
             from tqdm import tqdm
 
             form = "step {n_fmt}/{total_fmt} |{bar}| {desc}"  # the bar takes the remaining width
-            # A fixed width, since the terminal of a container may have 0 columns.
-            options: Any = {"bar_format": form, "ncols": 79}
+            # A fixed size, since the terminal of a container may have no columns and no rows.
+            options: Any = {"bar_format": form, "ncols": 79, "nrows": 24}
             self._bar = tqdm(total=total, initial=step, file=self._stream, **options)
 
     def message(self, text: str) -> None:
