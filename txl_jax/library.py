@@ -20,15 +20,7 @@ from txl_jax.analysis import sweep as sweep_mode
 from txl_jax.checkpoint import loading
 from txl_jax.checkpoint.export import export
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
-from txl_jax.config import (
-    ConfigError,
-    ExperimentConfig,
-    Window,
-    flatten,
-    load_config,
-    override,
-)
-from txl_jax.config.arguments import RUN, given
+from txl_jax.config import ConfigError, ExperimentConfig, Window, flatten, load_config, override
 from txl_jax.config.evaluation import Split
 from txl_jax.config.folders import path_text, workdir_path
 from txl_jax.data.vocab import Text, check_text, texts_of
@@ -43,6 +35,14 @@ from txl_jax.parallel.accelerators import start_devices
 from txl_jax.progress import waiting_for
 from txl_jax.training.events import Logger
 from txl_jax.training.run import Stopped, score_own_text, train_and_evaluate
+
+RUN: Any = ...
+"""The default of an argument that then has the run's value; ``None`` may be a value itself."""
+
+
+def _given(arguments: dict[str, Any], *without: str) -> dict[str, Any]:
+    """Returns the arguments in ``locals()`` that the caller gave."""
+    return {k: v for k, v in arguments.items() if v is not RUN and k not in ("self", *without)}
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -105,7 +105,7 @@ class LanguageModel(TrainedModel):
           prompt_file, ...: the settings of :class:`~txl_jax.config.GenerateConfig`. Equal arguments
             give equal texts.
         """
-        settings = given(locals(), "prompt")
+        settings = _given(locals(), "prompt")
         if isinstance(prompt, str):
             settings, prompt = {"prompt": prompt, **settings}, None
         trained = _with_section(self, "generate", settings)
@@ -139,7 +139,7 @@ class LanguageModel(TrainedModel):
           memory, mem_len, seg_len, batch_size, tokens: the settings of
             :class:`~txl_jax.config.ScoreConfig`; ``line`` empties the memory before each line.
         """
-        trained = _with_section(self, "score", given(locals(), "text"))
+        trained = _with_section(self, "score", _given(locals(), "text"))
         lines = texts_of(text, "text")
         if isinstance(text, str | bytes | bytearray | memoryview):
             check_text(self.vocab, str(lines[0]))  # the whole text shows a wrong encoding best
@@ -167,7 +167,7 @@ class LanguageModel(TrainedModel):
           folder: a new or empty folder; any other folder raises ModelFormatError.
           batch_size, ...: the settings of :class:`~txl_jax.config.ExportConfig`.
         """
-        asked = _with_section(self, "export", given(locals(), "folder"))
+        asked = _with_section(self, "export", _given(locals(), "folder"))
         export(asked, folder, asked.config.export)
 
     def evaluate(
@@ -197,7 +197,7 @@ class LanguageModel(TrainedModel):
           batch_size, ...: the settings of :class:`~txl_jax.config.ProtocolConfig`, with a dict
             for the section ``dynamic``, such as ``{"rule": "sgd"}``.
         """
-        settings = given(locals(), "split", "data")
+        settings = _given(locals(), "split", "data")
         if split is not None:
             settings["split"] = split
         trained = _with_section(self, "evaluate", settings)

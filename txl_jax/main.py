@@ -15,14 +15,13 @@ from txl_jax.command_line import split_overrides
 from txl_jax.config import (
     ANALYSES,
     ConfigError,
-    ExperimentConfig,
     describe_settings,
     format_settings,
     load_config,
     override,
 )
-from txl_jax.config.arguments import SYNONYMS
 from txl_jax.config.folders import expanded, workdir_path
+from txl_jax.config.nested import SYNONYMS
 from txl_jax.library_errors import log_library_errors
 from txl_jax.messages import (
     UserError,
@@ -42,21 +41,11 @@ _MODE = flags.DEFINE_string("mode", "train", _ABOUT)
 _TOPOLOGY = flags.DEFINE_string("topology", None, _ABOUT)
 _STEP = flags.DEFINE_string("step", "best", _ABOUT)
 _COMPLETION = flags.DEFINE_string("completion", None, _ABOUT)
-_DISTRIBUTED = flags.DEFINE_bool(
-    "distributed", False, "Join the other processes of Slurm, Open MPI, a TPU pod or GKE."
-)
-_COORDINATOR = flags.DEFINE_string(
-    "coordinator", None, "HOST:PORT of process 0, for many processes started by hand."
-)
-_NUM_PROCESSES = flags.DEFINE_integer(
-    "num_processes", None, "With --coordinator: number of processes."
-)
-_PROCESS_ID = flags.DEFINE_integer(
-    "process_id", None, "With --coordinator: number of this process, from 0."
-)
-_HEARTBEAT = flags.DEFINE_integer(
-    "heartbeat_seconds", 60, "Seconds of silence after which one of many processes counts as dead."
-)
+_DISTRIBUTED = flags.DEFINE_bool("distributed", False, _ABOUT)
+_COORDINATOR = flags.DEFINE_string("coordinator", None, _ABOUT)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, _ABOUT)
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, _ABOUT)
+_HEARTBEAT = flags.DEFINE_integer("heartbeat_seconds", 60, _ABOUT)
 
 _PRINTING_MODES = ("generate", "score", "interactive", "compile", "settings")
 """The modes whose result is on standard output, though some of them write files too."""
@@ -112,7 +101,8 @@ def main(argv: list[str]) -> int:
             fix = f"a mode is --mode={extra[0]}" if extra[0] in usage.MODES else fix
             raise ConfigError(f"unexpected argument {short_repr(extra[0])}; {fix}")
         if _MODE.value == "settings":
-            return list_settings(argv[1] if argv[1:] else "")
+            print(format_settings(load_config(_CONFIG.value or {}, _overrides), *argv[1:]))
+            return 0
         return run()
     except (UserError, OSError) as error:
         action = f"--mode={_MODE.value}"
@@ -131,38 +121,16 @@ def main(argv: list[str]) -> int:
         raise
 
 
-def list_settings(prefix: str) -> int:
-    """Prints all settings whose keys start with ``prefix``, with the values of ``--config``."""
-    exp = load_config(_CONFIG.value, _overrides) if _CONFIG.value else None
-    print(format_settings(exp or override(ExperimentConfig(), _overrides), prefix))
-    return 0
-
-
 def run() -> int:
-    """Checks the flags, loads the experiment that they name, and runs the mode."""
+    """Loads the experiment that the flags name, and runs the mode."""
     if _COMPLETION.value is not None:
         print(usage.completion(_COMPLETION.value))
         return 0
-    for flag in (_CONFIG, _WORKDIR, _TOPOLOGY, _STEP, _COORDINATOR):
-        if flag.value is not None and not flag.value.strip():
-            raise ConfigError(
-                f"--{flag.name}=: a value is missing; give one, or leave the flag out"
-            )
     mode, config = _MODE.value, _CONFIG.value
     reads = ANALYSES[mode].reads if mode in ANALYSES else None
     if config and config.startswith("~"):
         config = str(expanded(config, "--config"))
-    new_run = mode in ("train", "compile") and _WORKDIR.value is None
-    if config is None and (reads == "config" or new_run):
-        raise ConfigError("--config=NAME or FILE is needed, for example --config=quickstart")
-    if config is None and _WORKDIR.value is None:
-        what = "a run, for example --workdir=runs/quickstart"
-        if reads == "runs":
-            what = "a run, or a new one for the files of this mode"
-        raise ConfigError(f"--mode={mode} needs --workdir=DIR, the folder of {what}")
-    if _TOPOLOGY.value is not None and mode != "compile":
-        why = "only --mode=compile reads this flag; leave the flag out, or give that mode"
-        raise ConfigError(f"--topology={truncate(_TOPOLOGY.value)}: {why}")
+    _check_flags(mode, config, reads)
     exp, workdir = load_config(config, _overrides) if config else None, _workdir(config, mode)
 
     from txl_jax import modes  # slow imports, so only after the config is checked
@@ -204,6 +172,26 @@ def run() -> int:
     if reads == "runs":
         return modes.compare(mode, exp, _overrides, workdir)
     return modes.use_model(mode, exp, _overrides, workdir, _STEP.value)
+
+
+def _check_flags(mode: str, config: str | None, reads: str | None) -> None:
+    """Raises ConfigError for flags without a value, and for those that a mode needs or refuses."""
+    for flag in (_CONFIG, _WORKDIR, _TOPOLOGY, _STEP, _COORDINATOR):
+        if flag.value is not None and not flag.value.strip():
+            raise ConfigError(
+                f"--{flag.name}=: a value is missing; give one, or leave the flag out"
+            )
+    new_run = mode in ("train", "compile") and _WORKDIR.value is None
+    if config is None and (reads == "config" or new_run):
+        raise ConfigError("--config=NAME or FILE is needed, for example --config=quickstart")
+    if config is None and _WORKDIR.value is None:
+        what = "a run, for example --workdir=runs/quickstart"
+        if reads == "runs":
+            what = "a run, or a new one for the files of this mode"
+        raise ConfigError(f"--mode={mode} needs --workdir=DIR, the folder of {what}")
+    if _TOPOLOGY.value is not None and mode != "compile":
+        why = "only --mode=compile reads this flag; leave the flag out, or give that mode"
+        raise ConfigError(f"--topology={truncate(_TOPOLOGY.value)}: {why}")
 
 
 def _workdir(config: str | None, mode: str) -> str:

@@ -71,12 +71,9 @@ def absolute(path: str) -> str:
 
 def names(folder: str) -> list[str]:
     """Returns the names of the files and folders in a folder, none if it does not exist."""
-    opened = path(folder)
-    if not is_remote(folder) and not opened.is_dir():
-        return []
     try:
-        return [found.name for found in opened.iterdir() if found.name]
-    except FileNotFoundError:
+        return [found.name for found in path(folder).iterdir() if found.name]
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

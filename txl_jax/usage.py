@@ -8,15 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from txl_jax.command_line import program, split_overrides
-from txl_jax.config import (
-    ANALYSES,
-    ConfigError,
-    ExperimentConfig,
-    describe_settings,
-    format_settings,
-    load_config,
-    override,
-)
+from txl_jax.config import ANALYSES, ConfigError, describe_settings, format_settings, load_config
 from txl_jax.config.loading import recipe_names
 from txl_jax.messages import nearest_or_all, truncate
 
@@ -85,11 +77,7 @@ def help_text(words: Sequence[str]) -> str:
     about = f"{program()} --mode={mode}: {MODES[mode]}\n"
     if mode == "settings":
         return f"{about}\n  {program()} --mode=settings [BEGINNING OF A KEY]"
-    exp = (
-        load_config(found.config, overrides)
-        if found.config
-        else override(ExperimentConfig(), overrides)
-    )
+    exp = load_config(found.config or {}, overrides)
     prefixes = [f"{name}." for name in _SECTIONS.get(mode, (mode,))]
     settings = "\n".join(format_settings(exp, prefix) for prefix in prefixes)
     usage = f"usage: {program()} --mode={mode} {_needs(mode)} [--config.KEY=VALUE ...]\n"

@@ -12,7 +12,7 @@ from absl.testing import flagsaver
 
 import txl_jax
 from txl_jax import main
-from txl_jax.config import ConfigError, ExperimentConfig, override
+from txl_jax.config import ExperimentConfig
 from txl_jax.convert import Request, to_workdir
 from txl_jax.data.vocab import Vocab
 from txl_jax.generation import prompts
@@ -221,15 +221,6 @@ def test_two_prompts_in_flags_are_refused(words, refused):
         "config key generate.prompts_file = 'f': generate.prompt = 'cat' is given too; give one of"
         " them"
     )
-
-
-@pytest.mark.parametrize("name", ["prompt_file", "prompts_file"])
-def test_a_closed_standard_input_is_refused(name, monkeypatch):
-    monkeypatch.setattr(prompts, "_standard_input", prompts._standard_input.__wrapped__)
-    monkeypatch.setattr("sys.stdin", None)
-    exp = override(ExperimentConfig(), {f"generate.{name}": "-"})
-    with pytest.raises(ConfigError, match=f"generate.{name} = '-': standard input is closed"):
-        prompts.read_prompts(exp.generate)
 
 
 @pytest.mark.parametrize("value", ["1000", "-1", "nan", "1e999", "warm"])

@@ -8,7 +8,6 @@ import flax.struct
 import jax
 
 from txl_jax.config import ConfigError, TransformerXLConfig
-from txl_jax.config.arguments import ArgumentError
 from txl_jax.messages import fields_repr
 from txl_jax.model.inputs import check_array
 from txl_jax.model.layout import unstack_layers
@@ -31,13 +30,13 @@ def check_for_agents(c: TransformerXLConfig) -> None:
 
 
 def refuse_arguments_of_core(names: Iterable[str]) -> None:
-    """Raises ArgumentError for arguments of ``core`` that a sequence model renames or lacks."""
+    """Raises TypeError for arguments of ``core`` that a sequence model renames or lacks."""
     reasons = {"mems": "give initial_carry", "carry": "give initial_carry"}
     reasons |= {"reset": "give mask", "begins": "give mask"}
     reasons |= dict.fromkeys(("train", "lengths"), "use TransformerXL with method='core'")
     for name in names:
         if name in reasons:
-            raise ArgumentError(f"SequenceModel() has no argument {name!r}: {reasons[name]}")
+            raise TypeError(f"SequenceModel() has no argument {name!r}: {reasons[name]}")
 
 
 class Actor(flax.struct.PyTreeNode):

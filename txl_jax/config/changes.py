@@ -99,15 +99,12 @@ def without_paths(record: Mapping[str, Any]) -> dict[str, Any]:
 def from_record(record: Mapping[str, Any]) -> ExperimentConfig:
     """Returns the experiment in a ``config.json``, which has other content besides the settings.
 
-    Raises:
-      ConfigError: another version of txl_jax wrote the file, with settings that do not exist here,
-        or for a reason of :meth:`ExperimentConfig.from_dict`.
+    Raises ConfigError as :meth:`ExperimentConfig.from_dict` does, also for settings of another
+    version of txl_jax, which do not exist here.
     """
     settings = {k: v for k, v in record.items() if k not in ("corpus", "provenance")}
     try:
         return ExperimentConfig.from_dict(settings)
     except UnknownKeyError as error:
-        raise ConfigError(
-            f"has the unknown setting {short_repr(error.args[1])}, so another version of txl_jax"
-            " wrote this file; train or export the model again with this version"
-        ) from error
+        fix = "train or export the model again with this version"
+        raise ConfigError(f"was written by another version of txl_jax ({error}); {fix}") from error

@@ -25,9 +25,9 @@ _ONLY_FOR = {
     "tokenizer": ("text",),
     "vocab": ("stdlib", "ptb", "text"),
     "dtype": ("tokens",),
-    **dict.fromkeys(
-        ("document_separator", "document_files", "cross_documents"), ("text", "tokens")
-    ),
+    "document_separator": ("text", "tokens"),
+    "document_files": ("text", "tokens"),
+    "cross_documents": ("text", "tokens"),
 }
 """The values of ``data.name`` for which a setting of the text may be given."""
 

@@ -1,6 +1,7 @@
 """The settings of the text and its tokens."""
 
 import dataclasses
+import re
 import urllib.parse
 from typing import Literal
 
@@ -30,19 +31,10 @@ def is_url(text: str) -> bool:
     """Whether a text is an address that follows the rule of ``data.url``."""
     try:
         parts = urllib.parse.urlsplit(text)
-        host, port = parts.hostname or "", parts.port
-        host.encode("idna")  # as DNS does: refuses an empty or too long label
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         return False
-    in_ascii = all("!" <= character <= "~" for character in text)
-    known = parts.scheme in ("http", "https")
-    return known and bool(host) and port != 0 and "@" not in parts.netloc and in_ascii
-
-
-def _is_hash(text: str) -> bool:
-    kind, _, digits = text.partition(":")
-    sizes = {"md5": 32, "sha256": 64}
-    return len(digits) == sizes.get(kind) and all(d in "0123456789abcdef" for d in digits)
+    return bool(known) and "@" not in parts.netloc and re.fullmatch("[!-~]+", text) is not None
 
 
 Name = Literal[
@@ -74,7 +66,7 @@ class DataConfig(Section, key="data"):
     hash: str | None = free_text(
         None,
         "must be 'md5:' and 32 or 'sha256:' and 64 lower-case hexadecimal digits",
-        _is_hash,
+        re.compile("md5:[0-9a-f]{32}|sha256:[0-9a-f]{64}").fullmatch,
     )
     """Checksum of the downloaded file, as md5:… or sha256:…."""
     field: str = free_text("text", "must not be empty", bool)

@@ -18,10 +18,7 @@ class ConfigError(UserError, ValueError):
 
 
 class UnknownKeyError(ConfigError):
-    """A key that is no setting; ``args`` are the message and the dotted key."""
-
-    def __str__(self) -> str:
-        return self.args[0]
+    """A key that is no setting."""
 
 
 def refusal(key: str, value: Any, why: str) -> ConfigError:

@@ -68,9 +68,7 @@ def format_settings(exp: ExperimentConfig | None, prefix: str = "") -> str:
     """Lists the settings whose keys start with ``prefix``: value, type, rule and documentation.
 
     The values are those of ``exp``, or else the defaults. Changed values show their default too.
-
-    Raises:
-      ConfigError: no key starts with ``prefix``.
+    Raises ConfigError if no key starts with ``prefix``.
     """
     lines = []
     for now, default in zip(describe_settings(exp), describe_settings(), strict=True):

@@ -15,7 +15,6 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from txl_jax.config.arguments import check_names
 from txl_jax.config.bounds import BELOW_1
 from txl_jax.config.errors import refusal
 from txl_jax.config.folders import path_texts
@@ -117,12 +116,6 @@ class Section:
     """
 
     _prefix = ""
-
-    def __new__(cls, **settings: Any) -> typing.Self:
-        """Raises ArgumentError for a setting that the section does not have."""
-        known = [field.name for field in dataclasses.fields(typing.cast(Any, cls))]
-        check_names(cls.__name__, settings, known)
-        return super().__new__(cls)
 
     def __init_subclass__(cls, key: str = ""):
         cls._prefix = f"{key}." if key else ""

@@ -17,11 +17,8 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 def path_text(path: Any, where: str, remote: bool = False) -> str:
     """Returns a path, which may be a text, bytes or a ``pathlib.Path``, as text.
 
-    ``remote`` says whether it may be in a bucket, ``gs://BUCKET/NAME``.
-
-    Raises:
-      ConfigError: the value is no path, or it is another URL, which would become a local folder of
-        this name; ``where`` names the flag, key or argument.
+    ``remote`` says whether it may be in a bucket, ``gs://BUCKET/NAME``. Raises ConfigError for
+    another URL and for what is no path; ``where`` names the flag, key or argument.
     """
     try:
         text = os.fsdecode(path)
@@ -66,9 +63,7 @@ def path_texts(value: Any) -> Any:
 def expanded(path: str | os.PathLike[str], where: str) -> Path:
     """Returns the path with ``~`` or ``~user`` replaced by a home folder.
 
-    Raises:
-      ConfigError: as :func:`path_text`, or the user or the home folder does not exist; ``where``
-        names the flag or key.
+    Raises ConfigError as :func:`path_text` does, and if there is no such home folder.
     """
     path = path_text(path, where)
     try:
@@ -145,9 +140,6 @@ def data_folder(cache_dir: str | None = None) -> Path:
     """Returns the absolute path of the folder of prepared corpora and compiled programs.
 
     This is ``data.cache_dir``, else ``$TXL_DATA_DIR``, else ``~/.cache/txl_jax``.
-
-    Raises:
-      ConfigError: the path is in the home folder of a user that does not exist.
     """
     named = cache_dir or os.environ.get("TXL_DATA_DIR") or "~/.cache/txl_jax"
     where = "config key data.cache_dir" if cache_dir else "environment variable TXL_DATA_DIR"

@@ -86,11 +86,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def config_rows(path: str) -> tuple[str, ...]:
-    """Returns the names of the experiments in a config file (``ROWS``), or () if it has only one.
-
-    Raises:
-      ConfigError: the file does not exist or is no config.
-    """
+    """Returns the names of the experiments in a config file (``ROWS``), () if it has only one."""
     with _config_module(path) as module:
         return tuple(getattr(module, "ROWS", ()))
 
@@ -150,15 +146,13 @@ def _fresh_imports() -> Iterator[None]:
 
 
 def _import_file(file: Path) -> Any:
-    """Imports the packages around a file, the outermost first, and then the file."""
+    """Imports a file, as a part of the packages around it if there are any."""
     packages = list(itertools.takewhile(lambda folder: (folder / _INIT).is_file(), file.parents))
-    parts = [folder / _INIT for folder in reversed(packages)]
-    names = [_PACKAGE, *(folder.name for folder in packages[-2::-1])]
-    if packages:
-        names.append(file.stem.replace(".", "_"))
-    for depth, part in enumerate([*parts, file]):
-        name = ".".join(names[: depth + 1])
-        spec: Any = importlib.util.spec_from_file_location(name, part)
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return module
+    first = packages[-1] / _INIT if packages else file
+    spec: Any = importlib.util.spec_from_file_location(_PACKAGE, first)
+    module = sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not packages:
+        return module
+    parts = file.relative_to(packages[-1]).with_suffix("").parts
+    return importlib.import_module(".".join([_PACKAGE, *parts]))

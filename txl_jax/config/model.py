@@ -182,8 +182,6 @@ def _shape_rules(c: TransformerXLConfig) -> Iterator[tuple[str, str]]:
     if c.final_norm and not c.pre_lnorm:
         rule = "needs model.pre_lnorm=True"
         yield "final_norm", f"{rule}; with pre_lnorm=False the output is normalised already"
-    if c.gate_bias and c.gate is None:
-        yield "gate_bias", "is for gate 'gru', and model.gate is None"
     if len(c.tie_projs) > clusters:
         yield "tie_projs", f"has more entries than there are clusters ({clusters})"
 
@@ -200,8 +198,5 @@ def _softmax_rules(c: TransformerXLConfig) -> Iterator[tuple[str, str]]:
     if c.mixtures > 1 and any(c.tie_projs):
         rule = "mixed softmaxes have no output projection to tie"
         yield "mixtures", f"{rule}; set model.tie_projs to (False,)"
-    if c.dropout_latent and c.mixtures == 1:
-        rule = "is for mixed softmaxes, and model.mixtures is 1"
-        yield "dropout_latent", f"{rule}; use more mixtures, or dropout_latent 0"
     if c.past_decode and not one_table:
         yield "past_decode", "needs one embedding for all words; use no cutoffs and div_val 1"

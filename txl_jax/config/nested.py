@@ -5,13 +5,43 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, cast
 
-from txl_jax.config.arguments import SYNONYMS
 from txl_jax.config.errors import UnknownKeyError, refusal
 from txl_jax.config.fields import NAMED, Section, checked
-from txl_jax.config.folders import expanded_paths
+from txl_jax.config.folders import expanded_paths, path_text
 from txl_jax.messages import argument, names_flags, nearest, truncate
 
 S = TypeVar("S", bound=Section)
+
+_NAMES = {
+    "model.d_inner": "d_ff ffn_dim ffn_size intermediate_size mlp_dim",
+    "model.d_model": "hidden hidden_dim hidden_size n_embd width",
+    "model.dropatt": "attention_dropout attn_dropout",
+    "model.dtype": "amp bf16 fp16 half mixed_precision precision",
+    "model.matmul_precision": "allow_tf32 float32_matmul_precision tf32",
+    "model.n_head": "heads n_heads num_heads",
+    "model.n_layer": "depth layers n_layers num_layers",
+    "model.remat": "checkpointing gradient_checkpointing rematerialisation",
+    "optimizer.b1": "beta1 beta_1",
+    "optimizer.b2": "beta2 beta_2",
+    "optimizer.clip_norm": "clip grad_clip gradient_clip max_grad_norm",
+    "optimizer.learning_rate": "alpha lr rate",
+    "optimizer.name": "optim optimizer",
+    "optimizer.weight_decay": "decay wd",
+    "optimizer.warmup_steps": "warmup",
+    "train.batch_size": "batch bs minibatch n_batch",
+    "train.mem_len": "mem mem_length memory memory_len memory_length",
+    "train.micro_batches": "accumulation accumulate_steps grad_accum gradient_accumulation",
+    "train.num_seeds": "seeds",
+    "train.seg_len": "block_size bptt chunk context_length seq_len sequence_length tgt_len",
+    "train.steps": "epochs iterations iters max_step max_steps n_steps num_steps",
+    "evaluate.baselines": "baseline",
+    "generate.length": "max_new_tokens max_tokens n_tokens num_tokens",
+    "data.field": "column text_column text_field text_key",
+    "data.path": "corpus dataset file folder text",
+    "data.vocab": "token tokens tokenizer",
+}
+SYNONYMS = {name: key for key, names in _NAMES.items() for name in names.split()}
+"""The settings by their names in other programs, for the error of an unknown key."""
 
 
 def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root: Any = None) -> S:
@@ -39,9 +69,10 @@ def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root
             values[name] = checked(fields[name], key, value)
             if path := fields[name].metadata.get("path"):
                 where, remote = f"config key {key}", fields[name].metadata["remote"]
-                with_home = expanded_paths(values[name], where, path == NAMED, remote)
-                if prefix != "data.":  # the label of the corpus shows the paths as given
-                    values[name] = with_home
+                if prefix != "data.":
+                    values[name] = expanded_paths(values[name], where, path == NAMED, remote)
+                elif values[name]:  # stays as given, because the label of the corpus shows it
+                    path_text(values[name], where, remote)
     return dataclasses.replace(section, **values)  # type: ignore[type-var]
 
 
@@ -67,7 +98,7 @@ def unknown_key(key: str, root: Any) -> UnknownKeyError:
     else:
         everywhere = argument("mode", "settings") if names_flags() else "docs/settings.md"
         fix = f"{everywhere} lists the keys of {', '.join(dict.fromkeys(sections))}"
-    return UnknownKeyError(f"unknown config key {short!r}; {fix}", key)
+    return UnknownKeyError(f"unknown config key {short!r}; {fix}")
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -79,25 +79,17 @@ def _fault(name: str, arguments: str, constant: bool) -> str:
     shapes = {"bias": (4,), "embedding": (8, 4), "kernel": (4, 6), "query": (4, 2, 3)}
     tree = {key: jax.ShapeDtypeStruct(shape, jnp.float32) for key, shape in shapes.items()}
 
-    def state_after_update(rate: Any) -> Any:
-        def update(tree: Any) -> Any:
-            optimizer = build(name, json.loads(arguments), rate)
-            return optimizer.update(tree, optimizer.init(tree), tree)[1]
+    def state_after_update(tree: Any) -> Any:
+        rate: Any = 1e-3 if constant else lambda step: jnp.full((), 1e-3)
+        optimizer = build(name, json.loads(arguments), rate)
+        return optimizer.update(tree, optimizer.init(tree), tree)[1]
 
-        with warnings.catch_warnings(action="ignore"):  # the error says what is wrong
-            return jax.eval_shape(update, tree)
-
-    schedule: Any = lambda step: jnp.full((), 1e-3)
     try:
-        state = state_after_update(1e-3 if constant else schedule)
+        with warnings.catch_warnings(action="ignore"):  # the error says what is wrong
+            state = jax.eval_shape(state_after_update, tree)
     except Exception as error:
-        try:
-            state_after_update(1e-3)
-        except Exception as other:
-            return f"cannot be used with these arguments: {type(other).__name__}: {one_line(other)}"
-        flags = (("schedule", "constant"), ("warmup_steps", 0))
-        how = " ".join(argument(f"config.optimizer.{key}", value) for key, value in flags)
-        return f"takes no schedule ({one_line(error)}); give {how} and no average.swa_lr_ratio"
+        what = f"{'' if constant else 'a schedule of the learning rate and '}these arguments"
+        return f"cannot be used with {what}: {type(error).__name__}: {one_line(error)}"
     own = lambda node: isinstance(node, contrib.ScheduleFreeState)
     if any(map(own, jax.tree.leaves(state, is_leaf=own))):
         return f"trains other parameters than those to evaluate, {_UNSUPPORTED}"

@@ -14,23 +14,16 @@ from txl_jax.messages import nearest
 
 
 def typed(key: str, value: Any, hint: Any) -> Any:
-    """Converts ``value`` to the type ``hint``; :func:`_listed` parses a text for a tuple.
-
-    Raises:
-      ConfigError: the value does not have that type, is not finite, or is missing.
-    """
+    """Converts ``value`` to the type ``hint``, or raises ConfigError."""
     value = plain(value)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     text = value.lower() if isinstance(value, str) else None
-    missing = text is not None and not text.strip(" ")  # a line end is a value of a separator
     if origin in (types.UnionType, typing.Union):
         if value is None or text == "none":
             return None
-        if missing:
+        if text is not None and not text.strip(" "):  # a line end is a value of a separator
             raise refusal(key, value, "a value is missing; give one, or the word none")
         return typed(key, value, next(a for a in args if a is not type(None)))
-    if missing and hint is not str and origin is not tuple:
-        raise refusal(key, value, f"a value is missing; {_expected(hint)}")
     if origin is Literal:
         value = _dtype_name(value)
         for choice in args:
@@ -53,9 +46,8 @@ def typed(key: str, value: Any, hint: Any) -> Any:
 def plain(value: Any) -> Any:
     """Returns a scalar of NumPy or JAX, or a subclass of ``int`` or ``str``, as Python's own type.
 
-    A float of less than 64 bits becomes the shortest decimal number that rounds to it: 0.1 for
-    float32 0.1.
-    Other values, such as arrays with axes, are returned as they are.
+    A float of less than 64 bits becomes the shortest decimal number that rounds to it. Other
+    values, such as arrays with axes, are returned as they are.
     """
     if isinstance(value, str):
         return str.__str__(value)
