@@ -75,33 +75,6 @@ class Segment:
     __repr__ = fields_repr
 
 
-def _segment(
-    tokens: np.ndarray,
-    real: np.ndarray,
-    start: int,
-    context_len: int,
-    begins: np.ndarray | None = None,
-    shared: bool = False,
-) -> Segment:
-    """Returns a segment of the tokens at ``start - C`` .. ``start + T``, [B, C+T+1].
-
-    ``real`` [B] is the number of targets of each row; the rest is padding. ``begins`` [B, C+T+1] is
-    True where a document begins.
-    """
-    c, first = context_len, max(context_len - start, 0)
-    column = np.arange(tokens.shape[1] - 1)
-    filled = (column >= first) & (column < np.where(real, c + real, 0)[:, None])
-    of_target = filled[:, c:]
-    starts = np.zeros(filled.shape, bool)
-    starts[:, first] = first == c - start
-    arrays = (tokens[:, :-1] * filled, tokens[:, c + 1 :] * of_target)
-    if begins is None:
-        return Segment(*arrays, of_target.astype(np.float32), starts, first=start == 0)
-    scored = of_target if shared else of_target & ~begins[:, c + 1 :]
-    more = {"resets": begins[:, :-1] & filled, "lengths": (c + real).astype(np.int32)}
-    return Segment(*arrays, scored.astype(np.float32), starts, first=start == 0, **more)
-
-
 class Streams:
     """All segments of B parallel streams, by index; a short last segment is padded to T."""
 
@@ -146,10 +119,18 @@ class Streams:
         which = range(*rows.indices(self.batch_size))
         at = first + self.order.places(epoch, which, place)
         tokens = self._ids.take(at, mode="clip").astype(np.int32)  # clips padding only
+        column, before = np.arange(c + self.width), max(c - start, 0)
+        filled = (column >= before) & (column < np.where(real, c + real, 0)[:, None])
+        of_target = filled[:, c:]
+        starts = np.zeros(filled.shape, bool)
+        starts[:, before] = before == c - start
+        arrays = (tokens[:, :-1] * filled, tokens[:, c + 1 :] * of_target)
         if (documents := self.rows.documents) is None:
-            return _segment(tokens, real, start, c)
+            return Segment(*arrays, of_target.astype(np.float32), starts, first=start == 0)
         begins = documents.begins_at(at) | (at == first)
-        return _segment(tokens, real, start, c, begins, documents.shared)
+        scored = of_target if documents.shared else of_target & ~begins[:, c + 1 :]
+        more = {"resets": begins[:, :-1] & filled, "lengths": (c + real).astype(np.int32)}
+        return Segment(*arrays, scored.astype(np.float32), starts, first=start == 0, **more)
 
     def preceding_tokens(self, stream: int, n: int) -> np.ndarray:
         """Returns up to n tokens of the text before the first token of a stream."""

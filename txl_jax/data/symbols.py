@@ -1,6 +1,5 @@
 """Defines kinds of vocabularies and special symbols, and checks ids."""
 
-import mmap
 from collections.abc import Iterator
 from typing import Literal
 
@@ -47,10 +46,8 @@ def check_ids(name: str, tokens: np.ndarray, vocab_size: int | None) -> None:
         vocab_size, why = 1 << 31, "ids are int32"
     _, outside = scan_ids(tokens, vocab_size)
     if outside is not None:
-        raise DataError(
-            f"{name}[{outside}] = {int(tokens[outside])}: a token id must be from 0 to"
-            f" {vocab_size - 1}, because {why}"
-        )
+        rule = f"a token id must be from 0 to {vocab_size - 1}, because {why}"
+        raise DataError(f"{name}[{outside}] = {int(tokens[outside])}: {rule}")
 
 
 def scan_ids(tokens: np.ndarray, vocab_size: int) -> tuple[int, int | None]:
@@ -64,12 +61,6 @@ def scan_ids(tokens: np.ndarray, vocab_size: int) -> tuple[int, int | None]:
 
 
 def chunks(tokens: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the parts of a 1-D array, each with the index of its first token.
-
-    If the array is memory-mapped, only one part at a time is resident in this process's memory.
-    """
-    mapped = getattr(tokens, "_mmap", None)
+    """Yields the parts of a 1-D array, which may be memory-mapped, with each one's first index."""
     for start in range(0, len(tokens), CHUNK):
         yield start, np.asarray(tokens[start : start + CHUNK])
-        if isinstance(mapped, mmap.mmap):
-            mapped.madvise(mmap.MADV_DONTNEED)  # the pages stay in the cache of the system
