@@ -237,7 +237,7 @@ def test_a_folder_of_another_format_is_refused(trained, tmp_path, version):
 def test_an_invalid_vocabulary_is_a_clear_error(trained, tmp_path):
     txl_jax.save(trained, str(tmp_path))
     (tmp_path / "vocab.json").write_text("{}")
-    with pytest.raises(DataError, match=r"vocab.json\) has no kind and no symbols"):
+    with pytest.raises(DataError, match=r"vocab.json\) must have symbols, a list"):
         txl_jax.load(str(tmp_path))
 
 

@@ -238,7 +238,7 @@ WRONG = [
     (DataError, r"ids must be 1-D integers, not float64", "score", {"text": np.ones(1)}),
     (
         DataError,
-        r"ids must be 1-D integers, not int64 with 2 axes \[1, 2\]",
+        r"ids must be 1-D integers, not int64 of shape \[1, 2\]",
         "score",
         {"text": np.eye(1, 2, dtype=int)},
     ),

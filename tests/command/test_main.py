@@ -246,9 +246,8 @@ def test_settings_that_do_not_fit_the_data_are_refused_and_the_workdir_stays_fre
     flags = (f"--config={config}", f"--workdir={workdir}")
     size = len(corpus_and_experiment(tmp_path)[0].train)
     assert refused(*flags, "--config.train.batch_size=100000") == (
-        f"error: config key train.batch_size = 100000: the train split has {size:,} tokens, and"
-        f" 100,000 streams with a target each need 200,000; use a batch of at most {size // 2:,},"
-        " or a longer text"
+        f"error: config key train.batch_size = 100000: the train split has {size:,} tokens, too"
+        f" few for a target in each stream; use a batch of at most {size // 2:,}, or a longer text"
     )
     assert refused(*flags, "--config.train.mem_len=100000") == (
         "error: config key train.mem_len = 100000: a stream of the train split has only"
@@ -276,7 +275,7 @@ def test_text_that_is_missing_empty_or_not_utf8_is_refused(tmp_path):
     empty, latin = tmp_path / "empty.txt", tmp_path / "latin.txt"
     empty.write_text("")
     latin.write_bytes(b"caf\xe9 au lait\n" * 100)
-    assert "the text is empty" in refused(*flags, f"--config.data.path={empty}")
+    assert "the train split is empty" in refused(*flags, f"--config.data.path={empty}")
     message = refused(*flags, f"--config.data.path={latin}")
     assert "UTF-8" in message
     assert "byte" in message

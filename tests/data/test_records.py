@@ -156,7 +156,7 @@ def test_several_members_of_a_file_and_nothing_are_read(tmp_path):
         assert b"".join(content(find_text(path, tmp_path / "c")).values()) == TEXT + b"end\n"
         path.write_bytes(compress(b""))
         assert refused(lambda p=path: find_text(p, tmp_path / "c")).startswith(
-            f"{path}: the text is empty"
+            f"{path}: the train split is empty"
         )
 
 
@@ -179,24 +179,13 @@ def test_a_file_that_cannot_be_unpacked_is_one_line_of_error(tmp_path, end, faul
         "empty": b"",
     }[fault])  # fmt: skip
     if fault == "empty" and end == ".gz":  # gzip reads an empty file as empty
-        assert "the text is empty" in refused(lambda: find_text(path, tmp_path / "c"))
+        assert "the train split is empty" in refused(lambda: find_text(path, tmp_path / "c"))
         return
     message = refused(lambda: find_text(path, tmp_path / "c"))
     assert message.startswith(str(path))
-    assert "cannot be read (" in message or "text is empty" in message
+    assert "cannot be read (" in message or "split is empty" in message
     assert "\n" not in message
-    if fault == "of another kind" and end in (".gz", ".bz2", ".xz"):
-        assert f"(it is no {end} file); leave {end} out of its name" in message
     assert not list((tmp_path / "c" / "unpacked").glob("text-*"))
-
-
-@pytest.mark.parametrize("end", COMPRESS)
-def test_a_file_that_is_compressed_otherwise_says_how(tmp_path, end):
-    other = ".xz" if end == ".gz" else ".gz"
-    (tmp_path / f"x.txt{end}").write_bytes(COMPRESS[other](TEXT))
-    message = refused(lambda: find_text(tmp_path / f"x.txt{end}", tmp_path / "c"))
-    kind = "an xz file" if other == ".xz" else "a gzip file"
-    assert f"cannot be read (it is {kind}); end its name in {other}" in message
 
 
 @pytest.mark.parametrize("end", [*COMPRESS, ".zip"])
@@ -220,20 +209,18 @@ def test_a_bomb_is_refused_before_much_is_written(tmp_path, end, monkeypatch):
     assert sum(map(len, content(find_text(path, tmp_path / "c")).values())) == len(bomb)
 
 
-@pytest.mark.parametrize("form", ["encrypted", "bzip2", "no text"])
+@pytest.mark.parametrize("form", ["encrypted", "no text"])
 def test_an_archive_that_is_not_read_says_why(tmp_path, form):
-    method = zipfile.ZIP_BZIP2 if form == "bzip2" else zipfile.ZIP_DEFLATED
     names = ("a.png", "b.exe") if form == "no text" else ("x.txt",)
-    path = zipped(tmp_path / "x.zip", dict.fromkeys(names, TEXT), method)
+    path = zipped(tmp_path / "x.zip", dict.fromkeys(names, TEXT))
     if form == "encrypted":
         raw = bytearray(path.read_bytes())
         raw[raw.rindex(b"PK\1\2") + 8] |= 1
         path.write_bytes(raw)
     message = refused(lambda: find_text(path, tmp_path / "c"))
     expected = {
-        "encrypted": "x.zip, x.txt: is encrypted; unpack",
-        "bzip2": "x.zip, x.txt: is not compressed by deflate; unpack",
-        "no text": "x.zip: there is no *.txt file in this archive, and none of .jsonl",
+        "encrypted": "x.zip, x.txt: cannot be read (File 'x.txt' is encrypted, password required",
+        "no text": "x.zip: has no *.txt file, and none of .jsonl",
     }
     assert expected[form] in message
 
@@ -294,10 +281,8 @@ def test_the_field_of_the_text_is_a_setting(tmp_path, form):
 
 @pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.tab", "x.psv"])
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("said", ["", "sep={}\r\n", '"sep={}"\n'])  # a first line for Excel
-def test_columns_are_divided_as_the_first_line_is(tmp_path, name, delimiter, said):
+def test_columns_are_divided_as_the_first_line_is(tmp_path, name, delimiter):
     with open(tmp_path / name, "w", encoding="utf-8", newline="") as file:
-        file.write(said.format(delimiter))
         rows = csv.writer(file, delimiter=delimiter)
         rows.writerows([["a, b; c", "text"], *(["1;2|3,4\t5", song] for song in SONGS)])
     corpus = load_corpus("text", tmp_path / name, vocab="char", cache_dir=tmp_path / "c")
@@ -323,9 +308,10 @@ def test_json_of_another_name_is_not_trained_as_characters(tmp_path, form):
     }[form]
     (tmp_path / "x.ipynb").write_text(data, encoding="utf-8")
     load = lambda **options: load_corpus("text", tmp_path, cache_dir=tmp_path / "c", **options)
-    fault = "x.ipynb: is JSON; let its name end in .json, or in .txt to train on the characters"
-    fault += " as they are"
-    assert refused(load).endswith(fault)
+    assert (
+        "x.ipynb: is JSON; let its name end in .jsonl (an object in each line) or .json, or in"
+        in (refused(load))
+    )
     assert len(load(vocab="byte").train) > len(data) * 0.8
 
 
@@ -352,8 +338,8 @@ def test_records_of_another_name_are_not_trained_as_characters(tmp_path, name):
         message = refused(lambda o=options: load(**o))
         end = end if end in COMPRESS else ""
         assert message == (
-            f"{shown}: has an object of JSON in each line; let its name end in .jsonl{end}, or in"
-            f" .txt{end} to train on the characters as they are"
+            f"{shown}: is JSON; let its name end in .jsonl{end} (an object in each line) or"
+            f" .json{end}, or in .txt{end} to train on the characters as they are"
         )
     assert len(load(vocab="byte").train) > len(data) * 0.8
     (tmp_path / "x.txt").write_bytes(data)
@@ -423,28 +409,22 @@ BAD = {
     "number": ("x.json", b"42", "record 1: is 42, not an object"),
     "two lists": (
         "x.json", b'{"a": [{"text": "a"}], "b": [{"text": "b"}]}',
-        "has several lists of records, a, b; write each into a file of its own:  jq -c '.a[]'",
+        "record 1: has no field 'text', but a, b; name the field",
     ),
-    "equal lists": ("x.json", b'{"a": [{"b": "a"}], "c": [{"b": "a"}]}', "of records, a, c; write"),
-    "array in lines": ("x.jsonl", b'[\n{"text": "a"}]', "if the file is one array let its name"),
+    "array in lines": ("x.jsonl", b'[\n{"text": "a"}]', "let the name of one array end in .json"),
     "mixed": ("x.json", b'[{"text": "a"}, "b"]', "record 2: is 'b', not an object"),
-    "old Macintosh": ("x.csv", b"id,text\r1,ab\r", "x.csv: its line ends are CR, of old"),
-    "no columns": ("x.csv", b"", "x.csv: line 1 is empty; write the names of the columns"),
-    "swapped": ("x.arrow", parquet(SONGS), "not an Arrow table; let its name end in .parquet"),
+    "old Macintosh": ("x.csv", b"id,text\r1,ab\r", "line 1: is not CSV (new-line character"),
+    "no columns": ("x.csv", b"", "line 1 (of column names): has no field 'text'"),
+    "swapped": ("x.arrow", parquet(SONGS), "is a Parquet table, and cannot be read as .arrow ("),
     "not fetched": (
         "x.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n",
-        "is a Git LFS pointer, which  git lfs pull  replaces with the file, not a Parquet table;"
-        " name",
+        "is a Git LFS pointer, which  git lfs pull  replaces with the file, and cannot be read as",
     ),
     "list of texts": ("x.json", b'{"a": ["b"]}', "record 1: has no field 'text', but a"),
     "array": ("x.json", b'[{"text": "a"}, {"text": 3}]', "record 2: 'text' is 3, not a text"),
     "open array": ("x.json", b'[{"text": "a"},', "is not JSON"),
-    "few after sep=": (
-        "x.csv", b"sep=;\nid;text\n1;ab\n2\n", "line 4: has 1 value, and line 2 names 2 columns",
-    ),
-    "no field after sep=": ("x.csv", b"sep=,\nid,body\n", "line 2 (of column names): has no"),
-    "few": ("x.csv", b"id,text\n1,ab\n2\n", "line 3: has 1 value, and line 1 names 2 columns"),
-    "many": ("x.csv", b"id,text\n1,a, b\n", "line 2: has 3 values, and line 1 names 2 columns"),
+    "few": ("x.csv", b"id,text\n1,ab\n2\n", "line 3: has 1 values for 2 columns"),
+    "many": ("x.csv", b"id,text\n1,a, b\n", "line 2: has 3 values for 2 columns"),
     "quote": ("x.csv", b'id,text\n1,"a "b" c"\n', "line 2: is not CSV"),
     "open quote": ("x.csv", b'id,text\n1,"ab\n', "line 2: is not CSV (unexpected end of data)"),
     "capital": (
@@ -456,13 +436,13 @@ BAD = {
     "twice in a table": (
         "x.parquet", written(pa.table([SONGS] * 2, ["text"] * 2)), "names 'text' twice; give each",
     ),
-    "parquet": ("x.parquet", b"PAR1 and nothing", "x.parquet: cannot be read ("),
-    "half parquet": ("x.parquet", parquet(SONGS)[:-9], "x.parquet: cannot be read ("),
-    "arrow": ("x.arrow", arrow(SONGS)[:-200], "x.arrow: cannot be read ("),
-    "empty arrow": ("x.arrow", b"", "x.arrow: cannot be read ("),
+    "parquet": ("x.parquet", b"PAR1 and nothing", "cannot be read as .parquet ("),
+    "half parquet": ("x.parquet", parquet(SONGS)[:-9], "cannot be read as .parquet ("),
+    "arrow": ("x.arrow", arrow(SONGS)[:-200], "cannot be read as .arrow ("),
+    "empty arrow": ("x.arrow", b"", "cannot be read as .arrow ("),
     "numbers": ("x.parquet", parquet([1, 2], kind=pa.int8()), "'text' is a column of int8, not of"),
     "null row": ("x.parquet", parquet(["ab", None]), "row 2: 'text' is None, not a text"),
-    "empty": ("x.jsonl", b"\n\n", "the text is empty"),
+    "empty": ("x.jsonl", b"\n\n", "has 0 documents for 3 splits"),
 }  # fmt: skip
 
 

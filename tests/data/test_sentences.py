@@ -222,16 +222,16 @@ def test_a_slice_of_sentences_is_read_as_these_sentences():
     [
         (
             {"batch_size": 5},
-            "batch_size = 5: lm1b has 4 sentences, and each stream needs at least one; use a"
-            " smaller batch or more text",
+            "batch_size = 5: lm1b has 4 sentences, too few for a target in each stream; use a batch"
+            " of at most 4, or a longer text",
         ),
         ({"batch_size": 0}, "batch_size = 0: must be at least 1"),
         ({"seg_len": 0}, "seg_len = 0: must be at least 1"),
         ({"context_len": -1}, "context_len = -1: must be at least 0"),
         (
             {"drop_remainder": True, "seg_len": 50},
-            "batch_size = 2: lm1b does not fill one segment of 50 tokens in every stream"
-            " (drop_remainder); use a smaller batch or a shorter segment",
+            "batch_size = 2: lm1b does not fill one segment of 50 tokens in every stream; use a"
+            " smaller batch or shorter segments",
         ),
         (
             {"vocab_size": 9},

@@ -199,13 +199,13 @@ def test_tokens_may_be_memory_mapped(tmp_path):
     [
         (
             {"batch_size": 10},
-            "batch_size = 10: the text has 10 tokens, and 10 streams with a target each need 11;"
-            " use a batch of at most 9, or a longer text",
+            "batch_size = 10: the text has 10 tokens, too few for a target in each stream; use a"
+            " batch of at most 9, or a longer text",
         ),
         (
             {"batch_size": 6, "drop_remainder": True},
-            "batch_size = 6: the text has 10 tokens, and 6 streams with a target each need 12; use"
-            " a batch of at most 5, or a longer text",
+            "batch_size = 6: the text has 10 tokens, too few for a target in each stream; use a"
+            " batch of at most 5, or a longer text",
         ),
         ({"batch_size": 0}, "batch_size = 0: must be at least 1"),
         ({"seg_len": 0}, "seg_len = 0: must be at least 1"),
@@ -220,8 +220,8 @@ def test_tokens_may_be_memory_mapped(tmp_path):
         ),
         (
             {"split": np.zeros(0, int)},
-            "batch_size = 1: the text has 0 tokens, and 1 stream with a target each need 2; use"
-            " a longer text",
+            "batch_size = 1: the text has 0 tokens, too few for a target in each stream; use a"
+            " longer text",
         ),
         (
             {"vocab_size": 9},

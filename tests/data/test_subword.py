@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import txl_jax
 from txl_jax.config import ConfigError
-from txl_jax.data import subword, tokenizer
+from txl_jax.data import tokenizer
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
@@ -190,15 +190,15 @@ def test_stored_as_json_it_is_the_same(vocab):
 def test_symbols_can_be_read_and_no_two_are_the_same(vocab):
     assert " the" in vocab.symbols
     assert "猫" in Vocab.from_subwords(["猫 猫 猫\n"], vocab_size=300).symbols
-    assert subword.bytes_to_symbol(b" the") == " the"
-    assert subword.bytes_to_symbol(b"\xe7\x8c") == "<0xE7><0x8C>"
-    assert subword.bytes_to_symbol(b"<0xE7>") == "<0x3C><0x30><0x78><0x45><0x37><0x3E>"
+    assert tokenizer.bytes_to_symbol(b" the") == " the"
+    assert tokenizer.bytes_to_symbol(b"\xe7\x8c") == "<0xE7><0x8C>"
+    assert tokenizer.bytes_to_symbol(b"<0xE7>") == "<0x3C><0x30><0x78><0x45><0x37><0x3E>"
 
 
 @hypothesis.given(st.one_of(st.binary(min_size=1), st.from_regex(r"(<0x[0-9A-F]{2}>){1,2}")))
 def test_every_symbol_gives_its_bytes_back(raw):
     raw = raw.encode() if isinstance(raw, str) else raw
-    assert subword.symbol_to_bytes(subword.bytes_to_symbol(raw)) == raw
+    assert tokenizer.symbol_to_bytes(tokenizer.bytes_to_symbol(raw)) == raw
 
 
 def test_a_tokenizer_that_is_not_of_these_symbols_is_refused(vocab):
@@ -208,10 +208,10 @@ def test_a_tokenizer_that_is_not_of_these_symbols_is_refused(vocab):
         Vocab("subword", ["a"], {"model": {"vocab": {"猫": 0}}})
     with pytest.raises(DataError, match="needs a byte-level tokenizer"):
         Vocab("subword", ["a"])
-    lacking = [c for c in subword._BYTE_OF_CHARACTER if c != "a"]
-    tokenizer = {"model": {"vocab": {c: n for n, c in enumerate(lacking)}}}
+    lacking = [c for c in tokenizer._BYTE_OF_CHARACTER if c != "a"]
+    other = {"model": {"vocab": {c: n for n, c in enumerate(lacking)}}}
     with pytest.raises(DataError, match="255 symbols are single bytes, not 256"):
-        Vocab("subword", ["b"], tokenizer)
+        Vocab("subword", ["b"], other)
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch, vocab, tmp_path):

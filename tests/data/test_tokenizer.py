@@ -113,7 +113,7 @@ def test_a_corpus_has_the_tokens_and_documents_of_a_text(tmp_path):
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (None, r"No such file or directory\); name a file, such as the tokenizer.json"),
+        (None, "there is no such file or folder"),
         (b"{", "is not JSON"),
         (b"{}", "cannot be read"),
         (b"[]", "cannot be read"),

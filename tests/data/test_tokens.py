@@ -92,7 +92,7 @@ def test_symbols_are_for_display_and_prompts(tmp_path):
             load_corpus("tokens", path)
     (tmp_path / "symbols.json").write_text(json.dumps(names))
     assert vocab.unit == "ppl"
-    with pytest.raises(DataError, match="'n9' is no id of this model; write ids from 0 to 8"):
+    with pytest.raises(DataError, match="'n9' is no symbol of this model; write symbols, or ids"):
         vocab.encode("n9")
     with pytest.raises(DataError, match=r"data.vocab_size = 8: .*symbols.json has 9 symbols"):
         load_corpus("tokens", path, vocab_size=8)
@@ -138,7 +138,7 @@ def test_white_space_may_be_in_symbols(tmp_path):
 SHAKESPEARE = ["\n", " ", "!", "3", "A", "b", "é"]
 
 
-@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("protocol", range(2, 6))
 def test_the_symbols_of_nanogpt_are_read_without_unpickling(tmp_path, protocol, monkeypatch):
     save(tmp_path / "train.bin")
     save(tmp_path / "val.bin")
@@ -219,8 +219,11 @@ def cut_off(path):
 FAULTS = {
     "floats": (lambda d: saved(d / "x.npy", IDS * 1.5), "x.npy: has numbers of type float64"),
     "bools": (lambda d: saved(d / "x.npy", IDS > 2), "x.npy: has numbers of type bool"),
-    "axes": (lambda d: saved(d / "x.npy", IDS.reshape(20, 10)), r"has 2 axes \(20 x 10\), not one"),
-    "no axis": (lambda d: saved(d / "x.npy", np.int32(3)), r"has 0 axes \(no axis\)"),
+    "axes": (
+        lambda d: saved(d / "x.npy", IDS.reshape(20, 10)),
+        r"has the shape \(20, 10\), not one axis",
+    ),
+    "no axis": (lambda d: saved(d / "x.npy", np.int32(3)), r"has the shape \(\), not one axis"),
     "objects": (
         lambda d: saved(d / "x.npy", np.array([{}], object)),
         "is not a NumPy array of numbers",
@@ -228,12 +231,15 @@ FAULTS = {
     "empty array": (lambda d: saved(d / "x.npy", IDS[:0]), "x.npy: "),
     "empty file": (lambda d: raw(d / "x.npy", b""), "x.npy: is not a NumPy array"),
     "empty raw": (lambda d: raw(d / "x.bin", b""), "x.bin: has no token; name a file of ids"),
-    "half": (lambda d: raw(d / "x.bin", b"abc"), "3 bytes, no multiple of 2, the size of uint16"),
+    "half": (lambda d: raw(d / "x.bin", b"abc"), "3 bytes, no multiple of the size of uint16"),
     "cut off": (lambda d: cut_off(saved(d / "x.npy", IDS)), "is not a NumPy array of numbers"),
     "negative": (lambda d: saved(d / "x.npy", IDS - 1), r"token 0 \(byte 128\) is -1: an id must"),
     "huge": (lambda d: saved(d / "x.npy", IDS + 2**40), "from 0 to 9999999"),
     "wider": (lambda d: save(d / "x.bin", IDS, "uint32"), "every second number is 0 .*=uint32"),
-    "short": (lambda d: saved(d / "x.npy", IDS[:20]), "valid split has 1 token, and at least 2"),
+    "short": (
+        lambda d: saved(d / "x.npy", IDS[:20]),
+        "valid split needs at least 2 tokens, and has 1",
+    ),
     "text": (lambda d: raw(d / "x.txt", b"1 2 3"), "must be a .npy or .bin file of ids; .*=text"),
     "nothing": (lambda d: str(d / "x"), "there is no such file or folder"),
     "no file": (lambda d: str(d), r"there is no \*.npy and no \*.bin file in this folder"),
@@ -271,13 +277,6 @@ def test_a_text_is_not_read_as_raw_ids(tmp_path):
         load_corpus("tokens", tmp_path, cache_dir=tmp_path / "c")
 
 
-@pytest.mark.parametrize("protocol", [4, 5])
-def test_a_pickle_is_not_read_as_raw_ids(tmp_path, protocol):
-    (tmp_path / "x.bin").write_bytes(pickle.dumps(IDS.tolist(), protocol))
-    with pytest.raises(DataError, match=r"x.bin: is a Python pickle, not raw ids; write the ids"):
-        load_corpus("tokens", tmp_path / "x.bin", dtype="uint8", cache_dir=tmp_path / "c")
-
-
 def test_a_folder_with_one_array_is_this_array(tmp_path):
     save(tmp_path / "ids.npy", IDS)
     save(tmp_path / "ids.starts.npy", [0, 10, 20, 30])
@@ -287,9 +286,9 @@ def test_a_folder_with_one_array_is_this_array(tmp_path):
 
 def test_an_array_given_as_text_names_the_setting_for_arrays(tmp_path):
     path = save(tmp_path / "ids.npy")
-    with pytest.raises(DataError, match=r"is a NumPy array, not a text; use data.name=tok"):
+    with pytest.raises(DataError, match=r"is an array of ids, not a text; use data.name=tok"):
         load_corpus("text", path)
-    with pytest.raises(DataError, match=r"no \*.txt file in .*; for its arrays use data.name=tok"):
+    with pytest.raises(DataError, match=r"no \*.txt file, .*; for its arrays use data.name=tok"):
         load_corpus("text", tmp_path)
 
 
@@ -354,7 +353,7 @@ def test_the_header_of_llm_c_is_no_part_of_the_ids(tmp_path, magic, version, dty
     assert len(corpus.vocab) == ids.max() + 1
     with pytest.raises(DataError, match=rf"token 5 \(byte {1024 + 5 * int(dtype[2])}\)"):
         load_corpus("tokens", path, vocab_size=int(ids[5]))
-    with pytest.raises(DataError, match=r"is an llm\.c array, not a text"):
+    with pytest.raises(DataError, match=r"is an array of ids, not a text"):
         load_corpus("text", path)
 
 
@@ -389,7 +388,6 @@ def test_more_arrays_than_files_may_be_open_are_joined(tmp_path):
         ),
         ({"count": 100}, "400 bytes of ids, and its header says 100 ids"),
         ({"version": 2}, "has version 2 of llm.c's format 20240520, not version 1"),
-        ({"magic": 20240522}, "with multiple-choice questions, not with ids"),
         ({"ids": IDS[:0]}, "has no token; name a file of ids"),
         (
             {"ids": np.tile(IDS, 10), "magic": 77_123_456, "count": 0},
@@ -415,37 +413,18 @@ def test_a_file_of_llm_c_that_ends_in_its_header_is_refused(tmp_path, size):
 def test_a_numpy_file_named_bin_is_refused(tmp_path, write):
     with open(tmp_path / "ids.bin", "wb") as file:
         getattr(np, write)(file, np.arange(50_000).astype(np.uint16))
-    with pytest.raises(DataError, match=r"ids\.bin: is a (NumPy array; name it \.npy|zip archive)"):
+    with pytest.raises(DataError, match=r"ids\.bin: is a (NumPy array|zip archive), not raw ids"):
         load_corpus("tokens", tmp_path / "ids.bin")
 
 
 @pytest.mark.parametrize("header", [np.arange(50_000, 51_000, 10), np.array([0, 51_000, 3, 0])])
-@pytest.mark.parametrize(("n", "largest"), [(1200, 100), (60_000, 48_000)])
+@pytest.mark.parametrize(("n", "largest"), [(1200, 100), (60_000, 25_000)])
 def test_ids_far_above_the_rest_at_the_start_are_taken_for_a_header(tmp_path, header, n, largest):
     ids = np.random.default_rng(0).integers(0, largest, n)
     path = save(tmp_path / "ids.bin", np.concatenate([header, ids]))
-    with pytest.raises(DataError, match=rf"{header.max():,}, and no id after byte 1024 is above"):
+    with pytest.raises(DataError, match=rf"{header.max():,}, over twice every id after byte 1024"):
         load_corpus("tokens", path)
     assert len(load_corpus("tokens", path, vocab_size=60_000).vocab) == 60_000
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-@pytest.mark.parametrize(
-    ("words", "type_of_count"), [(0, "<i4"), (1, "<i4"), (3, "<i4"), (0, "<i8"), (1, "<i8")]
-)
-@pytest.mark.parametrize("unit", [1, "bytes"])
-def test_a_short_header_that_counts_the_ids_is_noticed(tmp_path, dtype, words, type_of_count, unit):
-    """Read as uint16, all numbers of the header are smaller than the largest id."""
-    ids = np.random.default_rng(0).integers(0, 60_000, 70_000).astype(dtype)
-    count = len(ids) * (ids.itemsize if unit == "bytes" else 1)
-    header = np.array([7] * words + [count, 2], type_of_count).tobytes()
-    path = tmp_path / "ids.bin"
-    path.write_bytes(header + ids.tobytes())
-    with pytest.raises(DataError, match=rf"after byte {len(header)}, .*offset={len(header)}\)"):
-        load_corpus("tokens", path, dtype=dtype)
-    vocab_size = 1 << 22 if dtype == "uint32" else 1 << 16
-    assert len(load_corpus("tokens", path, dtype=dtype, vocab_size=vocab_size).vocab) == vocab_size
 
 
 @pytest.mark.parametrize("largest", [2, 256, 50_257, 65_536])

@@ -15,7 +15,7 @@ from tiers import rest_integration
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig
 from txl_jax.data.errors import DataError
-from txl_jax.data.vocab import Vocab, encode_prompt
+from txl_jax.data.vocab import Vocab, encode_prompts
 from txl_jax.evaluation.protocols import with_window
 from txl_jax.generation.generate import TokenChunk, generate
 from txl_jax.generation.sampling import (
@@ -245,6 +245,7 @@ def test_an_empty_prompt_and_an_unknown_token_are_refused():
 
 
 def test_an_empty_prompt_of_text_is_a_line_end():
+    encode_prompt = lambda vocab, text: encode_prompts(vocab, [text])[0]
     with_line_end = Vocab.from_chars(["a b\n"])
     assert with_line_end.decode(encode_prompt(with_line_end, "")) == "\n"
     without = Vocab.from_chars(["a b"])

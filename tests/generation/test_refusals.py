@@ -134,7 +134,7 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(chars, tmp_path, refuse
 def test_what_the_vocabulary_has_not_is_named_with_its_prompt(chars, words, tmp_path, refused):
     assert refused(*generating(chars, prompt="abz")) == (
         "generate.prompt: text, line 1, character 2: 'z' (U+007A) is not among the 5 characters of"
-        " the vocabulary, which are those of the training text; remove this character, or"
+        " the vocabulary; remove this character, or"
         " train with data.vocab='byte', which takes any text"
     )
     text = refused(*generating(words, prompt="the dog"))

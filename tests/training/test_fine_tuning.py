@@ -235,7 +235,7 @@ def test_an_unknown_word_is_unk_where_there_is_one_and_an_error_where_not(tmp_pa
 
 
 def test_another_kind_of_token_is_refused(trained, tmp_path):
-    with pytest.raises(DataError, match="trained with a vocabulary of kind 'char'"):
+    with pytest.raises(DataError, match="the model has a vocabulary of kind 'char'"):
         begin(tmp_path / "text", trained, tmp_path / "tuned", **{"data.vocab": "byte"})
 
 

@@ -13,16 +13,12 @@ import numpy as np
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import BOUNDARY, BYTES, EOS, SENTENCE_UNK, SPACE, UNK, UnknownSymbolError
-from txl_jax.file_kinds import iso_2022, not_text, wide_encoding
+from txl_jax.file_kinds import not_text, wide_encoding
 from txl_jax.units import Unit
 
 Blocks = Iterable[str | bytes]
 NEWLINE = 10
-ENCODINGS = (
-    *("cp1252", "cp1250", "cp1251", "cp1253", "cp1255", "cp1256", "koi8_r", "cp037"),
-    *("cp932", "euc_jp", "gb18030", "big5", "cp949"),
-)
-"""Encodings that an error may suggest. If several fit equally well, it suggests the first."""
+TO_UTF8 = "convert the text to UTF-8, for example by  iconv -f CP1252 -t UTF-8 FILE > NEW"
 _ANY_TEXT = "train with data.vocab='byte', which takes any text"
 _WHITE_TO_SPACE = bytes.maketrans(string.whitespace.encode(), SPACE.encode() * 6)
 
@@ -31,7 +27,7 @@ def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False
     """Decodes blocks of UTF-8, which may end inside a character, without any other change.
 
     Raises DataError for blocks that are not UTF-8. Unless ``any_character``, it also refuses the
-    character U+0000 (NUL), which UTF-16 and UTF-32 have as bytes, and escape sequences of ISO 2022.
+    character U+0000 (NUL), which UTF-16 and UTF-32 have as bytes.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     read, start = 0, b""
@@ -43,39 +39,16 @@ def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False
             text = block if isinstance(block, str) else decoder.decode(raw, final=block is None)
             if not any_character and (at := raw.find(0)) >= 0:
                 fault = "the character U+0000 (NUL), which no text has"
-            elif not any_character and (escape := iso_2022(raw)):
-                at, fault = escape[0], f"an escape sequence of {escape[1]}"
         except UnicodeDecodeError as error:
             at, fault = error.start - kept, f"not UTF-8 ({error.reason})"
         if fault:
             around = raw[max(at - 2048, 0) : max(at, 0) + 2048]
             if kind := not_text(start) or ("binary data" if not_text(around) else None):
                 raise DataError(f"{where}, byte {read + at}: {fault}; this is {kind}, not text")
-            like = _like(start)
-            how = "" if like or fault.startswith("the") else f", {how_to_convert(raw)}"
-            fix = f"convert the text to UTF-8{how}, or use data.vocab='byte' for any bytes"
-            raise DataError(f"{where}, byte {read + at}: {fault}{like}; {fix}") from None
+            fix = f"{_like(start)}; {TO_UTF8}, or use data.vocab='byte' for any bytes"
+            raise DataError(f"{where}, byte {read + at}: {fault}{fix}") from None
         yield text
         read += len(raw)
-
-
-def how_to_convert(raw: bytes) -> str:
-    """Returns the command that converts a text that is not UTF-8, for the end of a message."""
-    import charset_normalizer  # only needed for an error
-
-    if escape := iso_2022(raw):
-        return f"by  iconv -f {escape[1]} -t UTF-8 FILE > NEW"
-    text = raw[: 1 << 16].decode("utf-8", "replace")
-    others = sum(character > "\x7f" for character in text)
-    if others > 5 * text.count("\ufffd"):  # UTF-8 with few damaged places
-        return "by  iconv -c -f UTF-8 -t UTF-8 FILE > NEW  to leave damaged characters out"
-    found = charset_normalizer.from_bytes(raw[: 1 << 16], cp_isolation=list(ENCODINGS))
-    grade = lambda match: (match.chaos, -match.coherence)
-    alike = [match for match in found if grade(match) == min(map(grade, found))]
-    names = {name for match in alike for name in (match.encoding, *match.could_be_from_charset)}
-    name = next((name for name in ENCODINGS if name in names), ENCODINGS[0])
-    name = name.upper().replace("_", "-")
-    return f"for example by  iconv -f {name} -t UTF-8 FILE > NEW"
 
 
 def _like(block: str | bytes) -> str:
@@ -173,6 +146,9 @@ class Codec:
         """Returns the bytes of valid ids."""
         return self.decode(ids).encode()
 
+    def _not_among(self, what: str) -> str:
+        return f"is not among the {len(self.symbols)} {what} of the vocabulary"
+
 
 class ByteCodec(Codec):
     """The encoding of UTF-8 text as bytes; symbols are decimal strings, as in the authors' files.
@@ -201,11 +177,9 @@ class ByteCodec(Codec):
             ids = self._ids[values]
             wrong = np.flatnonzero((ids < 0) & (values != NEWLINE))
             if wrong.size:
-                raise UnknownSymbolError(
-                    f"{where}, byte {position + wrong[0]}: the value {values[wrong[0]]} is not"
-                    f" among the {len(self.symbols)} bytes of the vocabulary",
-                    _crlf_fix(raw, wrong[0]) or "remove this byte, or train on a text that has it",
-                )
+                fault = f"byte {position + wrong[0]}: the value {values[wrong[0]]}"
+                fix = _crlf_fix(raw, wrong[0]) or "remove this byte, or train on a text that has it"
+                raise UnknownSymbolError(f"{where}, {fault} {self._not_among('bytes')}", fix)
             yield ids[ids >= 0].astype(self.dtype)
             position += len(raw)
 
@@ -231,13 +205,10 @@ class CharCodec(Codec):
             ids = self._ids[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
             if ids.size and ids.min() < 0:
                 at = int(np.argmax(ids < 0))
-                raise UnknownSymbolError(
-                    f"{where}, line {line + text.count(chr(10), 0, at)}, character"
-                    f" {position + at}: {text[at]!r} (U+{ord(text[at]):04X}) is not among the"
-                    f" {len(self.symbols)} characters of the vocabulary, which are those of the"
-                    " training text",
-                    _crlf_fix(text, at) or f"remove this character, or {_ANY_TEXT}",
-                )
+                at_line = f"line {line + text.count(chr(10), 0, at)}, character {position + at}"
+                fault = f"{text[at]!r} (U+{ord(text[at]):04X}) {self._not_among('characters')}"
+                fix = _crlf_fix(text, at) or f"remove this character, or {_ANY_TEXT}"
+                raise UnknownSymbolError(f"{where}, {at_line}: {fault}", fix)
             yield ids.astype(self.dtype)
             position, line = position + len(text), line + text.count("\n")
 
@@ -286,11 +257,9 @@ class WordCodec(Codec):
                 word = error.args[0]
                 lines = enumerate(text.split("\n"), line)
                 line = next(n for n, words in lines if word in words.split())
-                raise UnknownSymbolError(
-                    f"{where}, line {line}: the word {word!r} is not among the"
-                    f" {len(self.symbols)} words of the vocabulary, which does not have {UNK}",
-                    f"write {UNK} for rare words in the training text, or {_ANY_TEXT}",
-                ) from None
+                fault = f"the word {word!r} {self._not_among('words')}, which does not have {UNK}"
+                fix = f"write {UNK} for rare words in the training text, or {_ANY_TEXT}"
+                raise UnknownSymbolError(f"{where}, line {line}: {fault}", fix) from None
             line += text.count("\n")
 
     def decode(self, ids):
@@ -364,16 +333,17 @@ class IdCodec(Codec):
         texts = decode_utf8(blocks, where) if self.is_text else whole_words(blocks, where)
         for text in texts:
             words = list(text) if self.is_text else text.split()
-            plain = (int(w) if w.isascii() and w.isdigit() and len(w) < 19 else -1 for w in words)
-            numbers = itertools.repeat(-1, len(words)) if self.is_text else plain
-            ids = [self._ids.get(w, i) for w, i in zip(words, numbers, strict=True)]
+            ids = [self._ids.get(word, self._number(word)) for word in words]
             if wrong := [w for w, i in zip(words, ids, strict=True) if not 0 <= i < n]:
+                fix = f"write symbols, or ids from 0 to {n - 1} with white space between them"
                 if self.is_text:
-                    fault, fix = "symbol", f"write only the {n} characters that are symbols"
-                else:
-                    fault, fix = "id", f"write ids from 0 to {n - 1}, with white space between them"
-                raise UnknownSymbolError(f"{where}: {wrong[0]!r} is no {fault} of this model", fix)
+                    fix = f"write only the {n} characters that are symbols"
+                raise UnknownSymbolError(f"{where}: {wrong[0]!r} is no symbol of this model", fix)
             yield np.array(ids, self.dtype)
+
+    def _number(self, word: str) -> int:
+        is_id = not self.is_text and word.isascii() and word.isdigit() and len(word) < 19
+        return int(word) if is_id else -1
 
     def decode(self, ids):
         """Returns the symbols, joined by spaces, or the plain text of which they are characters."""

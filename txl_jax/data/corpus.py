@@ -7,7 +7,6 @@ vocabulary, cuts of the text, version of this code). Each load checks the files 
 in ``corpus.json``, and prepares a damaged corpus again.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -18,24 +17,16 @@ from typing import Any
 import numpy as np
 
 from txl_jax.config import DataConfig, ExperimentConfig
-from txl_jax.config.folders import data_folder, expanded
+from txl_jax.config.folders import data_folder
 from txl_jax.data.errors import DataError
 from txl_jax.data.pieces import STARTS, Pieces, Split, flat_tokens
 from txl_jax.data.prepare import prepare, report
 from txl_jax.data.sources import benchmarks, lm1b, probe, stdlib, text, tokens
-from txl_jax.data.sources.cache import (
-    folder_identity,
-    json_hash,
-    remove_folder,
-    remove_unfinished,
-    write_errors,
-)
+from txl_jax.data.sources.cache import json_hash, remove_damaged, write_errors
 from txl_jax.data.sources.source import SPLITS, Source, existing_path, file_hash
-from txl_jax.data.symbols import Kind, check_ids
+from txl_jax.data.symbols import Kind
 from txl_jax.data.vocab import Vocab
-from txl_jax.messages import shown_path
 from txl_jax.parallel.processes import print_once
-from txl_jax.paths import is_remote
 from txl_jax.standard_streams import say, stderr
 
 __all__ = ["Corpus", "DataError", "corpus_from_config", "load_corpus"]
@@ -96,15 +87,6 @@ class Corpus:
         return f"Corpus({self.name!r}, {self.vocab!r}: {sizes})"
 
 
-class DamagedError(DataError):
-    """A file of a prepared corpus is damaged; ``fault`` names the file and the reason."""
-
-    def __init__(self, folder: Path, path: Path, found: str):
-        self.fault = f"{path} {found}: the prepared corpus is damaged"
-        fix = f"Delete the folder {folder}; the next run prepares the corpus again"
-        super().__init__(f"{self.fault}. {fix}")
-
-
 def load_corpus(
     name: str,
     path: str | os.PathLike | None = None,
@@ -152,15 +134,13 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
     """Loads a corpus, encoded with ``vocab`` or a vocabulary of its own, or raises DataError."""
     kind = _kind(data, vocab)
     if vocab is not None and vocab.kind != kind:
-        raise DataError(
-            f"the model was trained with a vocabulary of kind {vocab.kind!r}, and the corpus"
-            f" {data.name!r} is read as {kind!r} here; set data.vocab or data.name to get the kind"
-            f" {vocab.kind!r}"
-        )
+        what = f"the model has a vocabulary of kind {vocab.kind!r}, and the corpus {data.name!r} is"
+        raise DataError(f"{what} read as {kind!r}; set data.vocab or data.name to get its kind")
     if data.name == "tokens":
         return _token_corpus(data, vocab)
     if data.tokenizer and vocab is None:
-        vocab = Vocab.from_tokenizer(_tokenizer_path(data.tokenizer, data_folder(data.cache_dir)))
+        cache = data_folder(data.cache_dir)
+        vocab = Vocab.from_tokenizer(existing_path(data.tokenizer, cache, "data.tokenizer"))
     source = find_source(data, vocab)
     identity: dict[str, Any] = {"name": data.name, "source_hash": source.hash()}
     identity["protocol"] = {"vocab": kind, **source.protocol, "code_version": CODE_VERSION}
@@ -169,23 +149,13 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
     if vocab is not None and not _has_vocab(folder, vocab):
         identity["vocab_hash"] = json_hash(vocab.to_json())
         folder = folder.with_name(f"{folder.name}-{identity['vocab_hash'][:20]}")
+    if folder.exists() and (fault := _damage(folder)):
+        say(f"{fault}: preparing it again")
+        with write_errors(cache):
+            remove_damaged(folder, lambda: _damage(folder))
     if not folder.exists():
-        for name in ("unpacked", "downloads"):
-            remove_unfinished(cache / name)
         prepare(source, kind, identity, folder, vocab)
-    found = folder_identity(folder)
-    try:
-        return _load(folder, source, data)
-    except DamagedError as error:
-        _remove_damaged(folder, found, error.fault)
-    prepare(source, kind, identity, folder, vocab)
     return _load(folder, source, data)
-
-
-def _tokenizer_path(tokenizer: str, cache: Path) -> str:
-    if is_remote(tokenizer):
-        return str(existing_path(tokenizer, cache, "data.tokenizer"))
-    return shown_path(str(expanded(tokenizer, "data.tokenizer")))
 
 
 def _token_corpus(data: DataConfig, vocab: Vocab | None) -> Corpus:
@@ -253,41 +223,29 @@ def _kind(data: DataConfig, vocab: Vocab | None) -> Kind:
 
 
 def _has_vocab(folder: Path, vocab: Vocab) -> bool:
-    """Whether a prepared corpus exists and has this vocabulary."""
+    """Whether a prepared corpus exists and has this vocabulary, or is damaged."""
     try:
         return json.loads((folder / "vocab.json").read_text()) == vocab.to_json()
-    except FileNotFoundError:
-        return False
-    except ValueError:
-        return True  # the file is damaged; _load finds this
+    except (OSError, ValueError) as error:
+        return isinstance(error, ValueError)
 
 
-def _remove_damaged(folder: Path, found: tuple[int, int], fault: str) -> None:
-    """Removes a damaged corpus; if this fails, the next load raises an error."""
-    with contextlib.suppress(OSError, DataError):
-        if remove_folder(folder, found):
-            say(f"{fault}: preparing it again")
+def _damage(folder: Path) -> str | None:
+    """Returns what is wrong with a prepared corpus, or ``None``."""
+    try:
+        files = json.loads((folder / "corpus.json").read_text())["files"]
+        wrong = [name for name in files if file_hash(folder / name) != files[name]["sha256"]]
+    except (DataError, OSError, ValueError, KeyError, TypeError) as error:
+        return f"{folder}: the prepared corpus is damaged ({error})"
+    return f"{folder / wrong[0]} has changed: the prepared corpus is damaged" if wrong else None
 
 
 def _load(folder: Path, source: Source, data: DataConfig) -> Corpus:
-    try:
-        record = json.loads((folder / "corpus.json").read_text())
-        files, info = dict(record["files"]), dict(record["info"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedError(folder, folder / "corpus.json", f"cannot be read ({error})") from error
-    for name, expected in files.items():
-        path = folder / name
-        if not path.is_file():
-            raise DamagedError(folder, path, "is missing")
-        if path.stat().st_size != expected["size"]:
-            found = f"has {path.stat().st_size} bytes, not {expected['size']}"
-            raise DamagedError(folder, path, found)
-        if (found := file_hash(path)) != expected["sha256"]:
-            raise DamagedError(folder, path, f"has the sha256 {found}, not {expected['sha256']}")
+    record = json.loads((folder / "corpus.json").read_text())
     vocab = Vocab.from_json(json.loads((folder / "vocab.json").read_text()))
     cross = data.cross_documents
     splits = {split: _load_split(folder, split, vocab, source, cross) for split in SPLITS}
-    label = source.label
+    info, label = record["info"], source.label
     if info["foreign_vocab"]:
         label += FOREIGN_VOCAB
     elif source.published is None:
@@ -303,7 +261,6 @@ def _load(folder: Path, source: Source, data: DataConfig) -> Corpus:
 def _load_split(folder: Path, split: str, vocab: Vocab, source: Source, cross: bool) -> Split:
     path = folder / f"{split}.npy"
     tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-    check_ids(str(path), tokens, len(vocab))
     if source.has_documents:
         starts = np.load(path.with_suffix(STARTS), allow_pickle=False)
         return Pieces(tokens, starts, source.separator is not None or cross)

@@ -135,8 +135,8 @@ def as_positions(positions: Any, name: str) -> np.ndarray:
     """Returns 1-D integers of any type as int64; raises DataError for any other array."""
     array = np.asanyarray(positions)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or not array.size):
-        found = f"{name} has shape {array.shape} and type {array.dtype}"
-        raise DataError(f"{found}: must be 1-D integers")
+        shape = f"{name} has shape {array.shape} and type {array.dtype}"
+        raise DataError(f"{shape}: must be 1-D integers")
     return array.astype(np.int64, copy=False)
 
 
@@ -192,20 +192,14 @@ def separator_ends(ids: np.ndarray, separator: np.ndarray) -> np.ndarray:
 
 def check_starts(starts: np.ndarray, n_tokens: int, where: str) -> None:
     """Raises DataError unless starts are integers [n] that increase from 0, by two or more."""
-    if starts.ndim != 1 or not np.issubdtype(starts.dtype, np.integer) or not len(starts):
-        fault = f"has shape {starts.shape} and type {starts.dtype}"
-        raise DataError(f"{where}: {fault}; starts of documents must be 1-D integers")
-    if starts[0] != 0:
-        raise DataError(f"{where}: the first start is {starts[0]}; it must be 0")
+    as_positions(starts, f"{where}: the array")
+    if not len(starts) or starts[0] != 0:
+        raise DataError(f"{where}: the first start of a document must be 0")
     sizes = np.diff(starts.astype(np.int64), append=n_tokens)
     if (sizes < 2).any():
         at = int(np.argmax(sizes < 2))
-        if sizes[at] == 1:
-            fault = f"document {at} (token {starts[at]}) has one token, and needs at least 2"
-        elif at + 1 == len(starts):
-            fault = f"start {at} is {starts[at]}, and there are only {n_tokens} tokens"
-        else:
-            fault = f"start {at + 1} is {starts[at + 1]} after {starts[at]}; starts must increase"
+        end = f"of {n_tokens} tokens" if at + 1 == len(starts) else f"before start {starts[at + 1]}"
+        fault = f"document {at} begins at {starts[at]} {end}; it needs at least 2 tokens"
         raise DataError(f"{where}: {fault}")
 
 
@@ -219,10 +213,9 @@ def split_edges(
     document, and any other split none. Raises DataError for too few documents.
     """
     n, cut = len(starts), [fraction > 0 for fraction in (valid_fraction, test_fraction)]
-    if n < (least := 1 + sum(cut)):
+    if n <= sum(cut):
         fix = "give more documents, or a file for each split"
-        needed = f"at least {least} are needed for {least} splits"
-        raise DataError(f"{where}: has {n} documents, and {needed}; {fix}")
+        raise DataError(f"{where}: has {n} documents for {1 + sum(cut)} splits; {fix}")
     nearest = lambda share: int(np.argmin(np.abs(starts - total * (1 - share))))
     valid = int(np.clip(nearest(valid_fraction + test_fraction), 1, n - sum(cut)))
     test = int(np.clip(nearest(test_fraction), valid + cut[0], n - 1)) if cut[1] else n

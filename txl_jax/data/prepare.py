@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from txl_jax.data.codecs import TO_UTF8
 from txl_jax.data.errors import DataError
 from txl_jax.data.pieces import STARTS, check_starts
 from txl_jax.data.sources.cache import make_folder, write_errors, write_npy
@@ -40,27 +41,14 @@ def prepare(
     def fill(unfinished: Path) -> None:
         logging.info("preparing %s (%s) in %s", source.label, kind, folder)
         with write_errors(folder.parent):
-            try:
-                if kind != "byte":
-                    check_utf8(source.files.values())
-                record = _write(source, kind, unfinished, vocab)
-            except DataError:
-                _check_unchanged(source, identity["source_hash"])  # a changed text is the cause
-                raise
-            _check_unchanged(source, identity["source_hash"])
+            if kind != "byte":
+                check_utf8(source.files.values())
+            record = _write(source, kind, unfinished, vocab)
+            if source.hash() != identity["source_hash"]:
+                raise DataError(f"{source.label}: changed while it was being prepared; try again")
             (unfinished / "corpus.json").write_text(json.dumps({**identity, **record}, indent=1))
 
     make_folder(folder, fill)
-
-
-def _check_unchanged(source: Source, source_hash: str) -> None:
-    changed = "changed while it was being prepared; try again"
-    try:
-        now = source.hash()
-    except DataError as error:
-        raise DataError(f"{error}: the text {changed}") from error
-    if now != source_hash:
-        raise DataError(f"{source.label}: {changed}")
 
 
 def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dict[str, Any]:
@@ -128,8 +116,7 @@ def report(record: Mapping[str, Any], label: str, symbols: int, bytes_asked_for:
         fault = f"{crlf:,} line ends are CRLF (Windows)"
         said.append(f"note: {label}: {fault}; \\r is a part of the text, and prompts need it too")
     if (place := found.get("not_utf8")) and not bytes_asked_for:
-        how = "by  iconv -f ENCODING -t UTF-8 FILE > NEW"
-        fix = f"convert the text to UTF-8 {how}, or give {argument('config.data.vocab', 'byte')}"
+        fix = f"{TO_UTF8}, or give {argument('config.data.vocab', 'byte')}"
         said.append(f"note: {label}: is not UTF-8 ({place}), and is read as bytes; {fix}")
     for split, n in found.get("short", {}).items():
         if n:
@@ -183,13 +170,14 @@ def _write_documents(
     tokens are left out, because they have no target. The last token of a separator begins the next
     document (:mod:`txl_jax.data.pieces`).
     """
-    starts, ended, mark, short = list[int](), [False], source.separator, [0]
+    starts, ended, mark, short = list[int](), [False], source.separator, 0
     kept = collections.Counter[str]()
     if mark is not None and not len(vocab.encode(mark)):
         fix = "set data.document_separator to a text with a token"
         raise DataError(f"{where}: the separator {mark!r} has no token in this vocabulary; {fix}")
 
     def ids() -> Iterator[np.ndarray]:
+        nonlocal short
         offset = 0
         for number, document in enumerate(documents):
             begin, last = offset - ended[-1], mark is not None and document.endswith(mark)
@@ -197,11 +185,10 @@ def _write_documents(
             parts = list(vocab.encode_blocks([document], name, end_last_line=not last))
             size = sum(map(len, parts))
             if mark is None and size < 2:
-                short[0] += 1
+                short += 1
                 continue
-            of_document: dict[str, int] = {}
-            for _ in _counted([document], of_document):
-                pass
+            of_document = dict[str, int]()
+            collections.deque(_counted([document], of_document), maxlen=0)
             kept.update(of_document)
             starts.append(begin)
             ended.append(last)
@@ -217,7 +204,7 @@ def _write_documents(
         fix = "set data.document_separator to a text that ends each document"
         raise DataError(f"{where}: the separator {mark!r} does not occur; {fix}")
     write_npy(path.with_suffix(STARTS), np.dtype(np.int64), [np.unique(starts)])
-    return n, short[0], kept
+    return n, short, kept
 
 
 def _write_sentences(
@@ -279,12 +266,11 @@ def _utf8_checked(blocks: Iterable[bytes], split: str, found: dict[str, Any]) ->
     decoder, read = codecs.getincrementaldecoder("utf-8")(), 0
     for block in blocks:
         if not found["not_utf8"]:
-            kept = decoder.getstate()[0]
+            at = read - len(decoder.getstate()[0])
             try:
                 decoder.decode(block)
             except UnicodeDecodeError as error:
-                at = read - len(kept) + error.start
-                byte = (kept + block)[error.start]
-                found["not_utf8"] = f"{split} split, byte {at} is 0x{byte:02x}"
+                byte = error.object[error.start]
+                found["not_utf8"] = f"{split} split, byte {at + error.start} is 0x{byte:02x}"
         read += len(block)
         yield block

@@ -37,21 +37,13 @@ from txl_jax.data.symbols import check_ids
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rows:
-    """The texts of B streams.
+    """The texts of B streams."""
 
-    Attributes:
-      ids: 1-D ids, in which each row is a range.
-      first: int64 [B], the position of each row's first token.
-      ends: int64 [B], the number of targets of each row, which begin at its second token.
-      documents: the documents in ``ids``, or ``None``.
-      has_past: whether the tokens before a row are text that memory may hold where it begins.
-    """
-
-    ids: np.ndarray
-    first: np.ndarray
-    ends: np.ndarray
-    documents: Pieces | None = None
-    has_past: bool = True
+    ids: np.ndarray  # 1-D ids, in which each row is a range
+    first: np.ndarray  # int64 [B], the position of each row's first token
+    ends: np.ndarray  # int64 [B], the number of targets of each row, from its second token on
+    documents: Pieces | None = None  # the documents in ``ids``
+    has_past: bool = True  # whether memory may hold the tokens before a row where it begins
 
     @property
     def n_targets(self) -> int:
@@ -78,22 +70,18 @@ def lay_out(
     ``key`` is the setting of the batch size, for errors.
     """
     n, even = len(pieces.ids), drop_remainder or pieces.kind == "tokens"
-    largest = n // 2 if drop_remainder else n - 1
+    most, what = n // 2 if drop_remainder else n - 1, f"{n:,} tokens"
     if pieces.kind == "sentences":
-        if batch_size > len(pieces):
-            raise DataError(
-                f"{key} = {batch_size}: {name} has {len(pieces)} sentences, and each stream needs"
-                " at least one; use a smaller batch or more text"
-            )
-    elif even and batch_size > largest:
-        needed = 2 * batch_size if drop_remainder else batch_size + 1
-        smaller = f"a batch of at most {largest:,}, or " if largest > 0 else ""
-        raise DataError(
-            f"{key} = {batch_size}: {name} has {n:,} token{'s' * (n != 1)}, and"
-            f" {batch_size:,} stream{'s' * (batch_size > 1)} with a target each need"
-            f" {needed:,}; use {smaller}a longer text"
+        most, what = len(pieces), f"{len(pieces)} sentences"
+    if (even or pieces.kind == "sentences") and batch_size > most:
+        fault = f"{name} has {what}, too few for a target in each stream"
+        fix = (
+            f"use a batch of at most {most:,}, or a longer text"
+            if most > 0
+            else "use a longer text"
         )
-    elif pieces.n_targets < 1:
+        raise DataError(f"{key} = {batch_size}: {fault}; {fix}")
+    if pieces.n_targets < 1:
         fault = "has no target, because no document has two tokens"
         raise DataError(f"{name} {fault}; give longer documents")
     check_ids(name, pieces.ids, vocab_size)
@@ -103,10 +91,8 @@ def lay_out(
         return _even_rows(pieces, batch_size, drop_remainder)
     rows = _rows_in_turn(pieces, batch_size, seg_len)
     if not rows.n_targets:
-        raise DataError(
-            f"{key} = {batch_size}: {name} does not fill one segment of {seg_len} tokens in"
-            " every stream (drop_remainder); use a smaller batch or a shorter segment"
-        )
+        fault = f"{name} does not fill one segment of {seg_len} tokens in every stream"
+        raise DataError(f"{key} = {batch_size}: {fault}; use a smaller batch or shorter segments")
     return rows
 
 

@@ -5,6 +5,7 @@ then by first occurrence. So ids, adaptive cutoffs and converted models agree wi
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import io
@@ -18,7 +19,7 @@ from typing import Any, get_args
 import numpy as np
 
 from txl_jax.config.folders import expanded_text
-from txl_jax.data import codecs, subword, tokenizer
+from txl_jax.data import codecs, tokenizer
 from txl_jax.data.codecs import NEWLINE, as_letters, bytes_by_frequency, decode_utf8, whole_words
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import BOUNDARY, BYTES, EOS, SENTENCE_UNK, SPACE, Kind, check_ids
@@ -32,7 +33,7 @@ CODECS: dict[Kind, type[codecs.Codec]] = {
     "letter": codecs.LetterCodec,
     "word": codecs.WordCodec,
     "sentence": codecs.SentenceCodec,
-    "subword": subword.SubwordCodec,
+    "subword": tokenizer.SubwordCodec,
     "tokenizer": tokenizer.TokenizerCodec,
     "id": codecs.IdCodec,
 }
@@ -65,7 +66,7 @@ class Vocab:
 
     @classmethod
     def from_symbols(cls, symbols: Iterable[str]) -> "Vocab":
-        """Returns the vocabulary of another program's model; infers its kind, never subword."""
+        """Returns the vocabulary of another program's model; infers its kind, never tokenizer."""
         listed = list(symbols)
         found = set(listed)
         if all(len(symbol) == 1 for symbol in listed):
@@ -92,10 +93,8 @@ class Vocab:
         """Counts the letters of texts in blocks; raises DataError for a non-ASCII character."""
         values = bytes_by_frequency(map(as_letters, itertools.chain(*texts)))
         if wrong := [value for value in values if not 0 < value < 128]:
-            raise DataError(
-                f"the text has the byte {wrong[0]}, and a letter vocabulary has ASCII characters"
-                " only; use data.name='text' with data.vocab='char' for other text"
-            )
+            fault = f"the text has the byte {wrong[0]}, and a letter vocabulary only ASCII"
+            raise DataError(f"{fault}; use data.name='text' with data.vocab='char' for other text")
         return cls("letter", list(map(chr, values)))
 
     @classmethod
@@ -104,17 +103,12 @@ class Vocab:
         path = expanded_text(path, "path")
         try:
             text = io.StringIO(decode_text(Path(path).read_bytes()), newline=None)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-        except ValueError as error:
-            raise DataError(f"{path}: {error}") from error
-        lines = [line.split(maxsplit=1) for line in text]
-        if [] in lines:
-            raise DataError(f"{path}, line {lines.index([]) + 1}: has no symbol; write one there")
-        try:
+            lines = [line.split(maxsplit=1) for line in text]
+            if [] in lines:
+                raise DataError(f"line {lines.index([]) + 1} has no symbol; write one there")
             return cls("sentence", list(dict.fromkeys(fields[0] for fields in lines)))
-        except DataError as error:
-            raise DataError(f"{path}: {error}") from None
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
     @classmethod
     def from_chars(cls, blocks: Iterable[bytes | str]) -> "Vocab":
@@ -142,9 +136,9 @@ class Vocab:
 
     @classmethod
     def from_subwords(cls, *texts: Iterable[bytes | str], vocab_size: int) -> "Vocab":
-        """Learns subwords from some texts, see :func:`txl_jax.data.subword.train_tokenizer`."""
-        learnt = subword.train_tokenizer(decode_utf8(itertools.chain(*texts)), vocab_size)
-        return cls("subword", subword.tokenizer_symbols(learnt), learnt)
+        """Learns subwords from some texts, see :func:`txl_jax.data.tokenizer.train_tokenizer`."""
+        learnt = tokenizer.train_tokenizer(decode_utf8(itertools.chain(*texts)), vocab_size)
+        return cls("subword", tokenizer.tokenizer_symbols(learnt), learnt)
 
     def __len__(self) -> int:
         return len(self.symbols)
@@ -189,8 +183,6 @@ class Vocab:
         A line end becomes ``<eos>`` for words, and ``<S>`` for sentences. For sentences, the ids
         also begin with ``<S>``.
         """
-        if isinstance(text, bytearray | memoryview):
-            text = bytes(text)
         if not isinstance(text, str | bytes):
             raise DataError(f"{short_repr(text)}: must be a text, not {_kind_of(text)}")
         return np.concatenate([np.zeros(0, self.dtype), *self.encode_blocks([text])])
@@ -224,15 +216,10 @@ class Vocab:
 
     def checked(self, ids: Iterable[int] | np.ndarray) -> np.ndarray:
         """Returns ids as int32, or raises DataError unless they are integers [n] below V."""
-        try:
-            listed = ids if hasattr(ids, "dtype") else list(ids)
-            array = np.asarray(listed if hasattr(ids, "dtype") or listed else np.zeros(0, int))
-        except (TypeError, ValueError) as error:  # no numbers, or lists of several lengths
-            kind = _kind_of(ids)
-            raise DataError(f"ids must be 1-D integers, not {kind}: {short_repr(ids)}") from error
-        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-            shape = f"{array.ndim} axes {list(array.shape)}"
-            raise DataError(f"ids must be 1-D integers, not {array.dtype} with {shape}")
+        if (array := _ids(ids)) is None:
+            dtype, shape = getattr(ids, "dtype", None), getattr(ids, "shape", ())
+            found = f"{dtype} of shape {list(shape)}" if dtype else short_repr(ids)
+            raise DataError(f"ids must be 1-D integers, not {found}")
         check_ids("ids", array, len(self))
         return array.astype(np.int32, copy=False)
 
@@ -244,14 +231,13 @@ class Vocab:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Vocab":
         """Returns the vocabulary that :meth:`to_json` wrote; raises DataError for other content."""
-        if missing := [key for key in ("kind", "symbols") if key not in stored]:
-            raise DataError(f"a stored vocabulary (vocab.json) has no {' and no '.join(missing)}")
-        symbols, own = stored["symbols"], stored.get("tokenizer")
+        kind: Any = stored.get("kind")
+        symbols, own = stored.get("symbols"), stored.get("tokenizer")
         if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
-            raise DataError("the symbols of a stored vocabulary must be a list of texts")
+            raise DataError("a stored vocabulary (vocab.json) must have symbols, a list of texts")
         if not isinstance(own, dict | None):
             raise DataError("the tokenizer of a stored vocabulary must be an object")
-        return cls(stored["kind"], list(symbols), own)
+        return cls(kind, list(symbols), own)
 
     @functools.cached_property
     def _codec(self) -> codecs.Codec:
@@ -272,7 +258,7 @@ def texts_of(value: Any, name: str) -> list[Text]:
         value = list(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in "USO" and value.ndim == 1:
         value = value.tolist()  # an array of texts is a list of them
-    if not isinstance(value, list | tuple | range) or (value and all(map(_is_id, value))):
+    if not isinstance(value, list | tuple | range) or (value and _ids(value) is not None):
         return [_text_of(value, name)]
     if not value:
         fix = "give a text, the ids of a text, or a list of texts"
@@ -288,33 +274,28 @@ def _text_of(value: Any, name: str) -> Text:
         return without_mark.decode("utf-8", "surrogateescape")
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return np.asarray(value)
-    if isinstance(value, list | tuple | range) and all(map(_is_id, value)):
-        return np.array([int(one) for one in value], np.int64)
+    if isinstance(value, list | tuple | range) and (ids := _ids(value)) is not None:
+        return ids.astype(np.int64)
     fix = "; read the file first" if isinstance(value, os.PathLike) else ""
-    kind = _kind_of(value)
-    rule = f"must be a text, bytes or ids (1-D integers), not {kind}{fix}"
+    rule = f"must be a text, bytes or ids (1-D integers), not {_kind_of(value)}{fix}"
     raise DataError(f"{name} = {short_repr(value)}: {rule}")
 
 
-def _is_id(value: Any) -> bool:
-    """Whether a value is an integer of Python, NumPy or JAX, also as an array without axes."""
-    if getattr(value, "shape", None) == () and hasattr(value, "dtype"):
-        value = np.asarray(value)[()]
-    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return is_integer and -(2**63) <= int(value) < 2**63
+def _ids(value: Any) -> np.ndarray | None:
+    """Returns integers of Python, NumPy or JAX as an array [n], or ``None`` for anything else."""
+    try:
+        if not hasattr(value, "dtype"):
+            value = list(value)
+            if any(isinstance(one, str | bytes) for one in value):  # NumPy would pad long texts
+                return None
+        array = np.asarray(value if len(value) else np.zeros(0, int))
+    except (TypeError, ValueError):  # no sequence, or lists of several lengths
+        return None
+    return array if array.ndim == 1 and array.dtype.kind in "iu" else None
 
 
 def _kind_of(value: Any) -> str:
     return "None" if value is None else f"a value of type {type(value).__name__}"
-
-
-def encode_prompt(vocab: Vocab, prompt: Text, name: str = "generate.prompt") -> np.ndarray:
-    """Encodes a prompt as int32 ids; an empty prompt becomes a line end, see :func:`line_end`.
-
-    Raises DataError, with ``name`` first, for a symbol or an id that the vocabulary does not have.
-    """
-    ids = encode_text(vocab, prompt, name)
-    return (ids if len(ids) else line_end(vocab)).astype(np.int32)
 
 
 def encode_text(vocab: Vocab, text: Text, name: str) -> np.ndarray:
@@ -336,12 +317,14 @@ def check_text(vocab: Vocab, text: str) -> None:
 def encode_prompts(
     vocab: Vocab, prompts: Sequence[Text], key: str = "generate.prompt"
 ) -> list[np.ndarray]:
-    """Encodes each prompt, see :func:`encode_prompt`.
+    """Encodes each prompt as int32 ids; an empty prompt becomes a line end, see :func:`line_end`.
 
-    Errors name the number of the prompt, or the setting ``key`` of a single one.
+    Raises DataError for a symbol or an id that the vocabulary does not have. The error names the
+    number of the prompt, or the setting ``key`` of a single one.
     """
     name = lambda n: key if len(prompts) == 1 else f"prompt {n}"
-    return [encode_prompt(vocab, text, name(n)) for n, text in enumerate(prompts, 1)]
+    encoded = [encode_text(vocab, text, name(n)) for n, text in enumerate(prompts, 1)]
+    return [(ids if len(ids) else line_end(vocab)).astype(np.int32) for ids in encoded]
 
 
 def separator_ids(vocab: Vocab, separator: str | None) -> np.ndarray:
@@ -353,8 +336,7 @@ def separator_ids(vocab: Vocab, separator: str | None) -> np.ndarray:
 
 def line_end(vocab: Vocab) -> np.ndarray:
     """Returns the id of a line end, [1]: ``_`` for letters, ``<S>`` for sentences, or else 0."""
-    try:
-        ids = vocab.encode("\n")
-    except DataError:  # characters without a newline
-        ids = np.zeros(0, vocab.dtype)
-    return ids[-1:] if len(ids) else np.zeros(1, vocab.dtype)
+    with contextlib.suppress(DataError):  # characters without a newline
+        if len(ids := vocab.encode("\n")):
+            return ids[-1:]
+    return np.zeros(1, vocab.dtype)

@@ -1,29 +1,29 @@
-"""Unpacks tar and zip archives, with the checks of Python's safe filter for tar archives."""
+"""Unpacks chosen files of tar and zip archives; a member's folders do not decide where it goes."""
 
 import contextlib
 import functools
 import lzma
 import os
+import shutil
 import stat
 import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.cache import make_folder, write_errors
+from txl_jax.data.sources.cache import make_folder
 from txl_jax.data.sources.source import file_hash, opened
 
 Wanted = Callable[[str], str | None]  # from a member's name to its path in the folder, or None
-Member = tuple[str, bool, Callable[[], Any]]  # name, whether it is a plain file, function to open
+Member = tuple[str, Callable[[], Any]]  # the name, and a function to open it
 BROKEN = (  # errors while reading a damaged or encrypted archive
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
     *(OSError, EOFError, RuntimeError, ValueError, struct.error),
 )
-_OTHER = "name another archive, or the folder of its files, in data.path"
 
 
 def plain_names(names: Sequence[str]) -> Wanted:
@@ -42,22 +42,21 @@ def unpacked(
 def extract(
     archive: Path, folder: Path, wanted: Wanted, required: Sequence[str], what: str | None = None
 ) -> None:
-    """Writes the wanted files of a tar or zip archive to an empty folder.
+    """Writes the wanted plain files of a tar or zip archive to an empty folder.
 
     ``what`` names the archive in errors. Raises DataError if the file is no archive, is damaged or
-    encrypted, lacks a required path, has a wanted member that is outside the folder or no plain
-    file, or if the folder cannot be written.
+    encrypted, or lacks a required path, or if the folder cannot be written.
     """
     what = what or str(archive)
     members = _zip_members(archive) if is_zip(archive) else _tar_members(archive)
     fix = "name an undamaged archive, or the folder of its files, in data.path"
     with archive_errors(what, fix, "unpacked"):
-        for member, plain, open_member in members:
+        for member, open_member in members:
             name = wanted(member)
             if name is not None and not (folder / name).exists():
-                _check_member(member, plain, what)
-                with open_member() as content:
-                    _copy(content, folder / name)
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                with open_member() as content, open(folder / name, "wb") as file:
+                    shutil.copyfileobj(content, file)
     for name in required:
         if not (folder / name).exists():
             raise DataError(f"{what}: there is no {name} in this archive")
@@ -81,17 +80,16 @@ def archive_errors(where: object, fix: str, done: str = "read") -> Iterator[None
             raise
         if reason := getattr(error, "strerror", None):  # the system's error, not damaged content
             raise DataError(f"{where}: cannot be {done} ({reason})") from error
-        lines = str(error).splitlines() or ["it is damaged"]
         several = "it is damaged, or is neither a tar nor a zip archive"
-        reason = lines[0] if len(lines) == 1 else several
+        reason = several if "\n" in str(error) else str(error) or "it is damaged"
         raise DataError(f"{where}: cannot be {done} ({reason}); {fix}") from error
 
 
 def _tar_members(archive: Path) -> Iterator[Member]:
     with tarfile.open(archive) as tar:
-        for member in tar:
-            yield member.name, member.isfile(), functools.partial(tar.extractfile, member)
-        rest: Any = tar.fileobj
+        for member in filter(tarfile.TarInfo.isfile, tar):
+            yield member.name, functools.partial(tar.extractfile, member)
+        rest: Any = tar.fileobj  # its end has the checksum of a compressed archive
         while block := rest.read(1 << 20):
             if block.strip(b"\0"):  # a damaged header hides the members after it
                 raise tarfile.ReadError("a header in it is damaged")
@@ -100,26 +98,5 @@ def _tar_members(archive: Path) -> Iterator[Member]:
 def _zip_members(archive: Path) -> Iterator[Member]:
     with zipfile.ZipFile(archive) as whole:
         for member in whole.infolist():
-            if not member.is_dir():
-                plain = stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG)
-                yield member.filename, plain, functools.partial(whole.open, member)
-
-
-def _check_member(name: str, plain: bool, what: str) -> None:
-    """Refuses members as ``tarfile.data_filter`` does, which Python 3.11.0 to 3.11.3 lack."""
-    path = PurePosixPath(name.replace("\\", "/"))
-    if path.is_absolute() or ".." in path.parts:
-        fault = f"the member {name} would be unpacked outside of the folder"
-        raise DataError(f"{what}: {fault}; {_OTHER}")
-    if not plain:
-        raise DataError(f"{what}: the member {name} is not a plain file; {_OTHER}")
-
-
-def _copy(source: IO[bytes], to: Path) -> None:
-    """Writes a member of an archive to a file."""
-    with write_errors(to.parent):
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.touch()
-    while block := source.read(1 << 20):
-        with write_errors(to.parent), open(to, "ab") as file:
-            file.write(block)
+            if not member.is_dir() and not stat.S_ISLNK(member.external_attr >> 16):
+                yield member.filename, functools.partial(whole.open, member)

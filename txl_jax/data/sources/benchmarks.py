@@ -23,7 +23,7 @@ from typing import Any
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources import source
 from txl_jax.data.sources.archives import extract, is_zip, plain_names, unpacked
-from txl_jax.data.sources.download import check_hash, download_folder
+from txl_jax.data.sources.download import download_folder
 from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
 from txl_jax.data.sources.stored import Stored
 
@@ -82,12 +82,10 @@ class PublishedCorpus:
         """Returns the raw file or the archive in a folder."""
         names = [*filter(None, [self._raw]), os.path.basename(self.url)]
         for path in (folder / name for name in names):
-            if source.is_file(path):
+            if path.is_file():
                 return path
         names += [pattern.format("train") for pattern in self.patterns]
-        others = " and ".join(name for name in self.inside if name != ".")
-        places = f", nor in its folders {others}" if others else ""
-        missing = f"there is no {' and no '.join(names)} in {folder}{places}"
+        missing = f"there is none of {', '.join(names)} in {folder}"
         raise DataError(f"{self.name}: {missing}; name one of these files, or its folder")
 
     def _downloaded(self, cache: Path) -> Source:
@@ -95,16 +93,13 @@ class PublishedCorpus:
 
         def extract_checked(archive: Path, folder: Path) -> None:
             extract(archive, folder, plain_names(names), names, what=self.url)
-            for key, found in self._other_md5(self._files(folder)).items():
-                raise DataError(
-                    f"{self.url}: the md5 of {self.names[key]} in it is {found}, not the published"
-                    f" {self.md5[key]}; the download was deleted. Get the file from elsewhere"
-                    " and name it in data.path"
-                )
+            if other := self._other_md5(self._files(folder)):
+                fault = f"the md5 of {other[0]} in it is not the published one"
+                fix = "the download was deleted; get the file from elsewhere for data.path"
+                raise DataError(f"{self.url}: {fault}; {fix}")
 
         known = self.archive_md5
-        check = check_hash(f"md5:{known}", self.url, "the published one") if known else None
-        sums = download_folder(self.url, into, extract_checked, check)
+        sums = download_folder(self.url, into, extract_checked, f"md5:{known}" if known else None)
         recorded = {key: sums[name] for key, name in self.names.items()}
         return self._source(self._files(into), archive_md5=known, recorded=recorded)
 
@@ -113,7 +108,7 @@ class PublishedCorpus:
     ) -> Source:
         """Returns the source of these files; ``archive_md5`` is the md5 of their archive."""
         for path in files.values():
-            Stored(path, "text", 0).check_text(encoding=False)
+            Stored(path, "text", 0).check_text()
         decoded = bool(self.decode) and pattern == self.patterns[0]
         flag = {self.decoded_key: decoded} if self.decode else {}
         published, label = self._compare(files, archive_md5)
@@ -139,14 +134,14 @@ class PublishedCorpus:
         if set(files) != set(self.md5):
             first = next(iter(files.values())).name
             return None, f"{first}, …, for which no hash is published"
-        if other := [self.names[key] for key in self._other_md5(files)]:
+        if other := self._other_md5(files):
             return False, f"not the published data (other md5: {', '.join(other)})"
         return True, "published data (md5 checked)"
 
-    def _other_md5(self, files: Mapping[str, Path]) -> dict[str, str]:
-        """Returns the md5 of those files for which another md5 is published."""
-        found = {key: source.file_hash(files[key], "md5") for key in self.md5}
-        return {key: md5 for key, md5 in found.items() if md5 != self.md5[key]}
+    def _other_md5(self, files: Mapping[str, Path]) -> list[str]:
+        """Returns the names of those files for which another md5 is published."""
+        other = [key for key in self.md5 if source.file_hash(files[key], "md5") != self.md5[key]]
+        return [self.names[key] for key in other]
 
     def _text(self, files: Mapping[str, Path], split: str) -> Text:
         """Returns the text of a split; a raw file is cut into 90%, 5% and 5% of its bytes."""
@@ -177,8 +172,7 @@ def decode_numbers(parts: Iterable[bytes]) -> Iterator[bytes]:
         try:
             yield bytes(map(int, numbers))
         except ValueError:
-            wrong = next(n for n in numbers if not n.isdigit() or len(n) > 3 or int(n) > 255)
-            raise _not_prepared("enwik8", wrong, "the decimal number of a byte") from None
+            raise _not_prepared("enwik8", "decimal numbers of bytes") from None
 
 
 def decode_symbols(parts: Iterable[bytes]) -> Iterator[bytes]:
@@ -188,18 +182,15 @@ def decode_symbols(parts: Iterable[bytes]) -> Iterator[bytes]:
         at_edge = bool(last.strip() and part[:1].strip())
         text = b"".join(symbols := part.split())
         if at_edge or len(text) != len(symbols):
-            wrong = next((s for s in symbols if len(s) > 1), last + part[:1])
-            raise _not_prepared("text8", wrong, "one character")
+            raise _not_prepared("text8", "single characters")
         last = part[-1:]
         yield text.replace(b"_", b" ")
 
 
-def _not_prepared(name: str, wrong: bytes, expected: str) -> DataError:
-    return DataError(
-        f"{name}: {wrong[:20].decode('utf-8', 'replace')!r} in train.txt, valid.txt or test.txt"
-        f" is not {expected}, as the authors' script writes them; name the raw file or {name}.zip"
-        " in data.path"
-    )
+def _not_prepared(name: str, expected: str) -> DataError:
+    fault = f"train.txt, valid.txt or test.txt has not only {expected} and white space, as the"
+    fix = f"name the raw file or {name}.zip in data.path"
+    return DataError(f"{name}: {fault} authors' script writes them; {fix}")
 
 
 def _counts(what: str, counts: tuple[Any, ...], symbols: int) -> dict[tuple[str, str], Any]:

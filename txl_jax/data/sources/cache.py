@@ -2,7 +2,7 @@
 
 A process creates ``NAME`` while it holds the lock file ``.NAME.lock``. It writes a folder as
 ``NAME.unfinished`` and a download as ``NAME.part``, and renames both at the end. If it is killed,
-the next process removes the unfinished folder, and resumes the unfinished download.
+the next process that needs the same name begins the folder again, and resumes the download.
 """
 
 import contextlib
@@ -25,7 +25,6 @@ def make_folder(final: Path, fill: Callable[[Path], object]) -> Path:
     """Returns the folder ``final``, which ``fill`` writes if it is missing, or raises DataError."""
     if final.is_dir():
         return final
-    remove_unfinished(final.parent)
     with _locked(final):
         if not final.is_dir():
             unfinished = final.with_name(f"{final.name}.unfinished")
@@ -51,35 +50,17 @@ def unfinished_download(final: Path) -> Iterator[Path]:
         try:
             yield path
         finally:
-            with contextlib.suppress(OSError):
-                if not path.stat().st_size:
-                    path.unlink()
+            if path.exists() and not path.stat().st_size:
+                path.unlink()
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Removes unfinished folders of killed processes; one without a lock file is the user's own."""
-    for path in folder.glob("*.unfinished"):
-        lock = _lock_file(path.with_suffix(""))
-        if lock.is_file() and path.is_dir() and not path.is_symlink():
-            with contextlib.suppress(OSError), filelock.FileLock(lock).acquire(blocking=False):
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def remove_folder(final: Path, expected: tuple[int, int]) -> bool:
-    """Removes a folder if it is the ``expected`` one, and returns whether it was."""
+def remove_damaged(final: Path, is_damaged: Callable[[], object]) -> None:
+    """Removes a folder, unless another process has already replaced it by an undamaged one."""
     with _locked(final):
-        if folder_identity(final) != expected:
-            return False
-        unfinished = final.with_name(f"{final.name}.unfinished")
-        os.rename(final, unfinished)  # no process finds the folder half removed
-        shutil.rmtree(unfinished, ignore_errors=True)
-        return True
-
-
-def folder_identity(folder: Path) -> tuple[int, int]:
-    """Returns two numbers that differ for a folder that is created later with the same name."""
-    status = folder.stat()
-    return status.st_ino, status.st_ctime_ns
+        if final.exists() and is_damaged():
+            unfinished = final.with_name(f"{final.name}.unfinished")
+            os.rename(final, unfinished)  # no process finds the folder half removed
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def rename_folder(complete: Path, final: Path) -> None:
@@ -126,7 +107,7 @@ def _locked(final: Path) -> Iterator[None]:
     """Holds the lock of a file or folder in the cache; waits while another process holds it."""
     with write_errors(final.parent):
         final.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(_lock_file(final))
+        lock = filelock.FileLock(final.with_name(f".{final.name}.lock"))
         try:
             lock.acquire(blocking=False)
         except filelock.Timeout:
@@ -136,10 +117,6 @@ def _locked(final: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _lock_file(final: Path) -> Path:
-    return final.with_name(f".{final.name}.lock")
 
 
 def _sync(path: Path) -> None:

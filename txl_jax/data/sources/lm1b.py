@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.archives import extract, unpacked
-from txl_jax.data.sources.download import check_hash, download_folder
-from txl_jax.data.sources.source import Source, existing_path, file_hash, is_file, join_files
+from txl_jax.data.sources.download import download_folder
+from txl_jax.data.sources.source import Source, existing_path, file_hash, join_files
 
 Protocol = Literal["authors", "double"]
 TITLES = {
@@ -70,9 +70,8 @@ def wanted(member: str) -> str | None:
 
 def _downloaded(cache: Path, protocol: Protocol) -> Source:
     downloads = cache / "downloads"
-    check = check_hash(f"sha256:{SHA256}", URL, "the published one")
     unpack = functools.partial(extract, wanted=wanted, required=(HELD_OUT,), what=URL)
-    sums = download_folder(URL, downloads / "lm1b", unpack, check)
+    sums = download_folder(URL, downloads / "lm1b", unpack, f"sha256:{SHA256}")
     copy = lambda file, folder: shutil.copyfile(file, folder / VOCAB)
     vocab_sums = download_folder(VOCAB_URL, downloads / "lm1b-vocab", copy)
     held_out = sums.pop(HELD_OUT)
@@ -105,7 +104,7 @@ def _source(folder: Path, vocab: Path, protocol: Protocol, label: str, **known: 
 def _train_files(folder: Path) -> list[Path]:
     """Returns the training shards in the order of their names."""
     for inside in (folder / TRAIN, folder / BASE / TRAIN):
-        if found := sorted(path for path in inside.glob(SHARDS) if is_file(path)):
+        if found := sorted(path for path in inside.glob(SHARDS) if path.is_file()):
             return found
     fix = "name the archive, its unpacked folder, or the folder around it"
     where = f"{TRAIN}/{SHARDS} in {folder}, nor in its folder {BASE}"
@@ -123,6 +122,6 @@ def _local_vocab(*folders: Path) -> Path:
 
 
 def _first(paths: list[Path], missing: str) -> Path:
-    for path in filter(is_file, paths):
+    for path in filter(Path.is_file, paths):
         return path
     raise DataError(f"lm1b: there is {missing}")

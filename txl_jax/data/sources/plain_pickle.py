@@ -12,66 +12,50 @@ from txl_jax.data.sources.source import opened
 
 META = "meta.pkl"
 LARGEST = 64 << 20  # the largest number of bytes of such a file
-_VALUES = (
-    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
-    *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-)
-_CONSTANTS: dict[str, Any] = {"NONE": lambda: None, "NEWTRUE": lambda: True}
-_CONSTANTS |= {"NEWFALSE": lambda: False, "EMPTY_TUPLE": tuple}
-_CONSTANTS |= {"EMPTY_DICT": dict, "EMPTY_LIST": list}
-_IGNORED = ("PROTO", "FRAME")
-_KEPT, _FETCHED = ("PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET")
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_VALUES = ("BININT", "BININT1", "BININT2", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE")
 
 
 def plain_pickle(data: bytes) -> Any:
-    """Returns the value of a pickle of dicts, lists, tuples, texts, numbers, booleans and None.
+    """Returns the value of a pickle (protocol 2 or newer) of dicts, lists, texts and numbers.
 
     Raises ValueError for other content, such as an object of a class or a function.
     """
     try:
         return _value(data)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, EOFError) as error:
+    except (AttributeError, LookupError, TypeError, EOFError) as error:
         raise ValueError("it is damaged") from error
 
 
 def _value(data: bytes) -> Any:
     stack, marks, memo = list[Any](), list[int](), dict[Any, Any]()
-
-    def since(start: int) -> list[Any]:
-        items = stack[start:]
-        del stack[start:]
-        return items
-
     for opcode, argument, _ in pickletools.genops(data):
-        name = opcode.name
-        if name in _VALUES:
-            stack.append(argument)
-        elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name]())
-        elif name == "MARK":
-            marks.append(len(stack))
-        elif name in ("SETITEM", "SETITEMS", "DICT"):
-            items = since(len(stack) - 2 if name == "SETITEM" else marks.pop())
-            if name == "DICT":
+        match opcode.name:
+            case "EMPTY_DICT":
                 stack.append({})
-            stack[-1].update(zip(items[::2], items[1::2], strict=True))
-        elif name in ("APPEND", "APPENDS", "LIST", "TUPLE"):
-            items = since(len(stack) - 1 if name == "APPEND" else marks.pop())
-            if name in ("LIST", "TUPLE"):
-                stack.append(items if name == "LIST" else tuple(items))
-            else:
-                stack[-1].extend(items)
-        elif name in _TUPLES:
-            stack.append(tuple(since(len(stack) - _TUPLES[name])))
-        elif name in _KEPT or name == "MEMOIZE":
-            memo[len(memo) if name == "MEMOIZE" else argument] = stack[-1]
-        elif name in _FETCHED:
-            stack.append(memo[argument])
-        elif name == "STOP":
-            return stack.pop()
-        elif name not in _IGNORED:
-            raise ValueError(f"it has more than dicts, lists, texts and numbers: {name}")
+            case "EMPTY_LIST":
+                stack.append([])
+            case "MARK":
+                marks.append(len(stack))
+            case "SETITEM" | "SETITEMS" | "APPEND" | "APPENDS" as name:
+                alone = {"SETITEM": 2, "APPEND": 1}
+                start = len(stack) - alone[name] if name in alone else marks.pop()
+                items, stack[start:] = stack[start:], []
+                if name.startswith("APPEND"):
+                    stack[-1].extend(items)
+                else:
+                    stack[-1].update(zip(items[::2], items[1::2], strict=True))
+            case "MEMOIZE":
+                memo[len(memo)] = stack[-1]
+            case "BINPUT" | "LONG_BINPUT":
+                memo[argument] = stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                stack.append(memo[argument])
+            case "STOP":
+                return stack.pop()
+            case name if name in _VALUES:
+                stack.append(argument)
+            case name if name not in ("PROTO", "FRAME"):
+                raise ValueError(f"it has more than dicts, lists, texts and numbers: {name}")
     raise ValueError("it is damaged")
 
 

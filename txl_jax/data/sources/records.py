@@ -14,24 +14,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from txl_jax.data.codecs import how_to_convert
+from txl_jax.data.codecs import TO_UTF8
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.cache import write_errors
 from txl_jax.data.sources.source import BLOCK
 from txl_jax.data.sources.stored import Stored, check_unpacked_size
-from txl_jax.file_kinds import LOOKED_AT, file_kind, readable_end
+from txl_jax.file_kinds import file_kind
 from txl_jax.files import parse_json, parse_json_object
 from txl_jax.library_errors import import_optional
 from txl_jax.messages import argument, nearest, one_line, short_repr
 
 LONGEST = 64 << 20
 """The largest number of bytes of a line, and of a file that is one array of JSON."""
-ROWS = 256  # the number of rows of a table that are converted at a time
+ROWS = 256  # the number of rows of a Parquet table that are read at a time
 JSON_LINES, WHOLE_JSON = (".jsonl", ".ndjson", ".ldjson", ".jsonlines", ".jl"), ".json"
 TABLES = (".parquet", ".arrow", ".feather")
 STATE = "state.json"  # the list of the files of a folder that Hugging Face's datasets saved
-OTHERS = (STATE, "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
-"""Files without text in such a folder, or in a folder of a dataset from the Hub."""
+OTHERS = (STATE, "dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # without text
 
 
 def texts(stored: Stored, field: str, separator: str, folder: Path) -> Iterator[bytes]:
@@ -65,9 +64,7 @@ def _json_lines(stored: Stored, field: str, folder: Path) -> Records:
                 try:
                     value = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    fix = f'write one object in each line, such as {{"{field}": "…"}}'
-                    if line.lstrip()[:1] == "[":
-                        fix += ", or if the file is one array let its name end in .json"
+                    fix = "write an object in each line, or let the name of one array end in .json"
                     raise DataError(f"{where}: is not JSON ({error}); {fix}") from None
                 for record in value if isinstance(value, list) else [value]:
                     yield where, _field(record, field, where)
@@ -90,33 +87,21 @@ def _json(stored: Stored, field: str, folder: Path) -> Records:
         yield from _json_lines(stored, field, folder)
         return
     if isinstance(value, dict) and field not in value:
-        is_list = lambda x: isinstance(x, list) and x and isinstance(x[0], dict)
-        names = [name for name, x in value.items() if is_list(x)]
-        if len(names) > 1:
-            into = f"jq -c '.{names[0]}[]' FILE > {names[0]}.jsonl"
-            fault = f"has several lists of records, {one_line(', '.join(names))}"
-            raise DataError(f"{stored}: {fault}; write each into a file of its own:  {into}")
-        value = value[names[0]] if names else value
-    texts_alone = isinstance(value, list) and all(isinstance(x, str) for x in value)
-    for number, record in enumerate(value if isinstance(value, list) else [value], 1):
+        lists = [x for x in value.values() if isinstance(x, list) and x and isinstance(x[0], dict)]
+        value = lists[0] if len(lists) == 1 else value
+    records = value if isinstance(value, list) else [value]
+    texts_alone = all(isinstance(record, str) for record in records)
+    for number, record in enumerate(records, 1):
         where = f"{stored}, record {number}"
         yield where, record if texts_alone else _field(record, field, where)
 
 
 def is_json(start: bytes) -> bool:
-    """Whether a text begins as an array of objects of JSON, or as an object in several lines."""
+    """Whether a text begins as JSON: an array of objects, or an object in one or several lines."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(json.loads(start.partition(b"\n")[0]), dict):
+            return True
     return bool(re.match(rb'(\xef\xbb\xbf)?\s*(\[\s*\{\s*"|\{\s*\n\s*"[^"\n]*"\s*:)', start))
-
-
-def is_json_lines(start: bytes) -> bool:
-    """Whether the first two lines of a text are objects of JSON with a text in a field."""
-    *whole, last = start.split(b"\n", 2)
-    try:
-        first = [json.loads(line) for line in (whole or [last])]
-    except (ValueError, RecursionError):
-        return False
-    has_text = lambda x: isinstance(x, dict) and any(isinstance(y, str) for y in x.values())
-    return all(map(has_text, first))
 
 
 def _field(record: Any, field: str, where: str) -> Any:
@@ -130,45 +115,30 @@ def _field(record: Any, field: str, where: str) -> Any:
 
 def _no_field(field: str, names: list[str], where: str) -> DataError:
     if field in names:
-        fix = "give each column a name of its own"
-        return DataError(f"{where}: names {field!r} twice; {fix}")
+        return DataError(f"{where}: names {field!r} twice; give each column a name of its own")
     fix = argument("config.data.field", nearest(field, names) or "NAME")
     known = f", but {one_line(', '.join(map(str, names)))}" if names else ""
     return DataError(f"{where}: has no field {field!r}{known}; name the field of the text: {fix}")
 
 
 def _csv(stored: Stored, field: str, folder: Path) -> Records:
-    limit = csv.field_size_limit(LONGEST)
-    usual, rows = "," if stored.suffix == ".csv" else "\t", csv.reader([])
-    skipped = 0
-    where = lambda: f"{stored}, line {rows.line_num + skipped}"
+    limit, rows = csv.field_size_limit(LONGEST), csv.reader([])
+    where = lambda: f"{stored}, line {rows.line_num}"
     try:
         with stored.opened() as file:
             lines = _lines(file, str(stored))
             first = next(lines, "")
-            if "\r" in first.rstrip("\r\n") and not first.endswith("\n"):
-                fix = "convert them:  tr '\\r' '\\n' < FILE > NEW"
-                raise DataError(f"{stored}: its line ends are CR, of old Macintosh programs; {fix}")
-            if told := re.fullmatch(r'"?sep=(.)"?\s*', first, re.IGNORECASE):  # a line for Excel
-                usual, first, skipped = told[1], next(lines, ""), 1
-            delimiter = _delimiter(first, field, usual)
+            delimiter = _delimiter(first, field, "," if stored.suffix == ".csv" else "\t")
             rows = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
             names = next(rows, [])
-            if not first.strip():
-                what = f"line {skipped + 1} is empty; write the names of the columns there"
-                raise DataError(f"{stored}: {what}")
             if names.count(field) != 1:
-                raise _no_field(field, names, f"{stored}, line {skipped + 1} (of column names)")
-            at = names.index(field)
+                raise _no_field(field, names, f"{stored}, line 1 (of column names)")
             for row in filter(None, rows):
                 if len(row) != len(names):
-                    header = (
-                        f"line {skipped + 1} names {len(names)} column{'s' * (len(names) != 1)}"
-                    )
-                    fault = f"has {len(row)} value{'s' * (len(row) != 1)}, and {header}"
+                    fault = f"has {len(row)} values for {len(names)} columns"
                     fix = 'write a text with commas, line ends or quotes as "…", and " as ""'
                     raise DataError(f"{where()}: {fault}; {fix}")
-                yield where(), row[at]
+                yield where(), row[names.index(field)]
     except csv.Error as error:
         fix = 'write " inside a text as "", and end a text that begins with " by another "'
         raise DataError(f"{where()}: is not CSV ({error}); {fix}") from None
@@ -197,8 +167,7 @@ def _lines(file: IO[bytes], where: str) -> Iterator[str]:
             text = line.decode()
         except UnicodeDecodeError as error:
             fault = f"is not UTF-8 ({error.reason})"
-            fix = f"convert the file to UTF-8, {how_to_convert(line)}"
-            raise DataError(f"{where}, line {number}: {fault}; {fix}") from None
+            raise DataError(f"{where}, line {number}: {fault}; {TO_UTF8}") from None
         yield text.removeprefix("\ufeff") if number == 1 else text
 
 
@@ -208,14 +177,6 @@ def _table(stored: Stored, field: str, folder: Path) -> Records:
     missing = DataError(f"{stored}: reading a table needs the package pyarrow; {fix}")
     pa = import_optional("pyarrow", missing)
     path, row = stored.path, 0
-    with stored.opened() as file:
-        start = file.read(LOOKED_AT)
-    kind, end = file_kind(start), readable_end(start)
-    expected = "a Parquet table" if stored.suffix == ".parquet" else "an Arrow table"
-    if kind not in (None, expected):
-        fix = "write the table as Parquet" if "table" in kind else "name the file of a table"
-        fix = f"let its name end in {end}" if end in TABLES else fix
-        raise DataError(f"{stored}: is {kind}, not {expected}; {fix}")
     if stored.member or stored.compression:
         path = folder / "table"
         with stored.opened() as file, write_errors(folder), open(path, "wb") as copy:
@@ -229,13 +190,13 @@ def _table(stored: Stored, field: str, folder: Path) -> Records:
             if column.type not in (pa.string(), pa.large_string(), pa.string_view(), pa.null()):
                 fault = f"{field!r} is a column of {column.type}, not of text"
                 raise DataError(f"{stored}: {fault}; set data.field to a column of text")
-            for first in range(0, len(column), ROWS):
-                for text in column.slice(first, ROWS).to_pylist():
-                    row += 1
-                    yield f"{stored}, row {row}", text
+            for text in column:
+                row += 1
+                yield f"{stored}, row {row}", text.as_py()
     except (pa.ArrowException, OSError) as error:
-        fault = f"cannot be read ({one_line(error)}), so it seems to be damaged"
-        raise DataError(f"{stored}: {fault}; get the file again") from None
+        kind = file_kind(stored.start()) or "of an unknown kind"
+        fault = f"is {kind}, and cannot be read as {stored.suffix} ({one_line(error)})"
+        raise DataError(f"{stored}: {fault}; get the file again, or correct its name") from None
     finally:
         if path != stored.path:
             path.unlink(missing_ok=True)

@@ -5,12 +5,10 @@ import dataclasses
 import functools
 import hashlib
 import io
-import json
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -19,12 +17,12 @@ from txl_jax.config import DataConfig
 from txl_jax.config.folders import FROM_THE_HUB, expanded
 from txl_jax.data.codecs import decode_utf8
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.cache import json_hash
-from txl_jax.data.sources.copies import local_copy
+from txl_jax.data.sources.cache import json_hash, make_folder
 from txl_jax.files import mark_size, parse_json_object
 from txl_jax.messages import nearest, shown_path
-from txl_jax.parallel.processes import is_process_zero
-from txl_jax.paths import is_remote
+from txl_jax.parallel.processes import print_once
+from txl_jax.paths import BUCKETS, is_remote, store
+from txl_jax.paths import path as bucket_path
 from txl_jax.standard_streams import stderr
 
 SPLITS = ("train", "valid", "test")
@@ -37,6 +35,8 @@ RECORDS = (
 )
 """Files that a run writes in its workdir; their suffixes are those of records of text."""
 _OF_SYSTEMS = ("__macosx", "thumbs.db", "desktop.ini")
+BESIDE = ("symbols.json", "meta.pkl", "1b_word_vocab.txt", "{}.starts.npy")
+"""Files that are also read if they are beside a single file, whose stem is ``{}``."""
 BLOCK = 256 * 1024  # the number of bytes that are read at a time
 
 
@@ -94,12 +94,8 @@ class Source:
     def __post_init__(self):
         for split in SPLITS:
             if not text_size(self.splits[split]):
-                known = {key: x for key, x in self.protocol.items() if key != "documents"}
-                settings = f" with {json.dumps(known)}" if known else ""
-                raise DataError(
-                    f"{self.label}: the {split} split is empty{settings}; give a longer text, or a"
-                    " folder with train.txt, valid.txt and test.txt"
-                )
+                fix = "a longer text, more lines or documents, or files train, valid and test"
+                raise DataError(f"{self.label}: the {split} split is empty; give {fix}")
 
     def hash(self) -> str:
         """Returns the sha256 over names and texts of files; raises DataError if a download changed.
@@ -110,16 +106,12 @@ class Source:
         if not self.files:
             texts = [hashlib.sha256(b"".join(self.blocks(split))).hexdigest() for split in SPLITS]
             return hashlib.sha256("".join(texts).encode()).hexdigest()
-        sums = {name: file_hash(path) for name, path in self.files.items()}
-        for name, expected in self.recorded.items():
-            if sums[name] != expected:
-                path, fault = self.files[name], "has changed since it was downloaded"
-                fix = f"delete the folder {path.parent}, and the next run downloads it again"
-                hashes = f"its sha256 is {sums[name]} and was {expected}"
-                raise DataError(f"{path}: {fault} ({hashes}); {fix}")
+        sums = {}
         for name, path in self.files.items():
-            if start := ByteRange.whole(path).span.start:
-                sums[name] = file_hash(path, start=start)
+            sums[name] = file_hash(path, start=ByteRange.whole(path).span.start)
+            if sums[name] != self.recorded.get(name, sums[name]):
+                fix = f"delete the folder {path.parent}, and the next run downloads it again"
+                raise DataError(f"{path}: has changed since it was downloaded; {fix}")
         return json_hash(sums)
 
     @property
@@ -152,13 +144,13 @@ def check_utf8(files: Iterable[Path]) -> None:
             pass
 
 
-def split_files(folder: Path, pattern: str, label: str, fix: str = "") -> dict[str, Path] | None:
+def split_files(folder: Path, pattern: str, label: str) -> dict[str, Path] | None:
     """Returns the files ``pattern.format(split)`` or ``None``; only some raise DataError."""
     files = {split: folder / pattern.format(split) for split in SPLITS}
-    missing = [file.name for file in files.values() if not is_file(file)]
+    missing = [file.name for file in files.values() if not file.is_file()]
     if 0 < len(missing) < len(files):
         present = next(file.name for file in files.values() if file.name not in missing)
-        raise DataError(f"{label} has {present} but no {missing[0]}{fix}")
+        raise DataError(f"{label} has {present} but no {missing[0]}")
     return None if missing else files
 
 
@@ -246,26 +238,23 @@ def files_in(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
     A folder may be a text and a workdir at once. What the run wrote there is no part of the text.
     """
     found = [path for path in sorted(folder.iterdir()) if not hidden(path.name)]
-    found = [path for path in found if wanted(path) and is_file(path)]
-    own = [path for path in found if path.name in (*SAMPLES, *RECORDS)]
-    if not (own and _is_workdir(folder)):
+    found = [path for path in found if wanted(path) and path.is_file()]
+    if not _is_workdir(folder):
         return found
-    if samples := [path.name for path in own if path.name in SAMPLES]:
+    if samples := [path.name for path in found if path.name in SAMPLES]:
         say_once(f"{folder}: left out {' and '.join(samples)}, which the run in this folder wrote")
-    return [path for path in found if path not in own]
+    return [path for path in found if path.name not in (*SAMPLES, *RECORDS)]
 
 
 def hidden(name: str) -> bool:
     """Whether a file, or a folder of its path, is hidden or one that operating systems create."""
-    parts = [part.casefold() for part in Path(name).parts]
-    return any(part.startswith(".") or part in _OF_SYSTEMS for part in parts)
+    return any(part.startswith(".") or part in _OF_SYSTEMS for part in Path(name.lower()).parts)
 
 
 @functools.cache
 def say_once(text: str) -> None:
     """Prints lines about the data on standard error, once in this program, in process 0."""
-    if is_process_zero():
-        print(text, file=stderr(), flush=True)
+    print_once(text, stderr())
 
 
 def _is_workdir(folder: Path) -> bool:
@@ -312,6 +301,39 @@ def read_errors(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
+def local_copy(address: str, cache: Path) -> Path | None:
+    """Returns the local copy of an object or folder, or ``None`` if the bucket has no such name.
+
+    Texts are read through memory maps. A copy is made once for each state: its key is the objects'
+    names, sizes and generations.
+    """
+    bucket_path(address)  # raises an error if the bucket cannot be used
+    bucket, root = store(), address.removeprefix(BUCKETS).rstrip("/")
+    parent, name = os.path.split(root)
+    names = [root]
+    if bucket.isfile(root):
+        stem = os.path.splitext(name)[0]
+        names += [os.path.join(parent, beside.format(stem)) for beside in BESIDE]
+    found = {key: info for one in names for key, info in bucket.find(one, detail=True).items()}
+    found = {key: info for key, info in found.items() if not key.endswith("/")}
+    if not found:
+        return None
+    state = [[key, info["size"], info.get("generation")] for key, info in sorted(found.items())]
+
+    def fill(folder: Path) -> None:
+        size = sum(info["size"] for info in found.values())
+        print_once(f"copying {address}: {size / 1e6:,.1f} MB", stderr())
+        for key in found:
+            relative = PurePosixPath(key.removeprefix(f"{parent}/"))
+            if relative.is_absolute() or ".." in relative.parts:
+                fault = "no local file can have this name; rename the object"
+                raise DataError(f"{BUCKETS}{key}: {fault}")
+            (folder / relative).parent.mkdir(parents=True, exist_ok=True)
+            bucket.get_file(key, str(folder / relative))
+
+    return make_folder(cache / "copies" / json_hash(state)[:20], fill) / name
+
+
 def existing_path(path: str, cache: Path, key: str = "data.path") -> Path:
     """Returns the path of a file or folder; raises DataError or ConfigError if there is none.
 
@@ -324,43 +346,23 @@ def existing_path(path: str, cache: Path, key: str = "data.path") -> Path:
         return copy
     found = Path(shown_path(str(expanded(path, f"config key {key}"))))
     named = f"{key} = {shown_path(path)!r}"
-    if _file_mode(found, named) is None:
-        beside = {other.name for other in found.parent.iterdir()} if found.parent.is_dir() else ()
-        near = nearest(found.name, [name for name in beside if name != found.name])
-        fix = f"; the nearest is {str(found.with_name(near))!r}" if near else ""
-        if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not found.parent.is_dir():
-            fix = f"; {FROM_THE_HUB}"
-        if any(mark in path for mark in "*?["):
-            fix = "; patterns are not expanded: name a folder of the files, or of links to them"
-        raise DataError(f"{named}: there is no such file or folder{fix}")
-    return found
+    with read_errors(found):
+        if found.is_file() or found.is_dir():
+            return found
+        if found.exists():  # a pipe, which can be read only once, or a device
+            fix = "write the text to a regular file and name that file"
+            raise DataError(f"{named}: is neither a regular file nor a folder; {fix}")
+        beside = [other.name for other in found.parent.iterdir()] if found.parent.is_dir() else []
+    fix = ""
+    if near := nearest(found.name, beside):
+        fix = f"; the nearest is {str(found.with_name(near))!r}"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not found.parent.is_dir():
+        fix = f"; {FROM_THE_HUB}"
+    if any(mark in path for mark in "*?["):
+        fix = "; patterns are not expanded: name a folder of the files, or of links to them"
+    raise DataError(f"{named}: there is no such file or folder{fix}")
 
 
 def name_of(found: Path, given: str) -> str:
     """Returns the name of a found path in messages; a copy has the address of its original."""
     return given.rstrip("/") if is_remote(given) else str(found)
-
-
-def is_file(path: Path) -> bool:
-    """Whether a path is a regular file; raises DataError for a broken link, a pipe or a device."""
-    mode = _file_mode(path, str(path))
-    if mode is None and path.is_symlink():
-        fix = "remove the link, or copy the file there"
-        raise DataError(f"{path}: is a link to a file that does not exist; {fix}")
-    return mode is not None and stat.S_ISREG(mode)
-
-
-def _file_mode(path: Path, named: str) -> int | None:
-    """Returns the mode of a file or folder, or ``None``; raises DataError for pipes and devices."""
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{named}: cannot be read ({reason})") from None
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
-        kind = kinds.get(stat.S_IFMT(mode), "a device")
-        raise DataError(f"{named}: is {kind}; write the text to a regular file and name that file")
-    return mode

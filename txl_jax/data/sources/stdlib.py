@@ -28,10 +28,8 @@ def find() -> Source:
     """
     root = Path(sysconfig.get_path("stdlib"))
     if not (root / "os.py").is_file():
-        raise DataError(
-            f"stdlib: there is no source code of the standard library in {root} (zipped or"
-            " stripped?); use another Python, or data.name='text' with a data.path"
-        )
+        fix = "use another Python, or data.name='text' with a data.path"
+        raise DataError(f"stdlib: there is no source code in {root} (zipped or stripped?); {fix}")
     found: list[Path] = []
     for module in sys.stdlib_module_names:
         found += [root / f"{module}.py", *(root / module).rglob("*.py")]

@@ -24,18 +24,10 @@ import numpy as np
 
 from txl_jax.data.codecs import decode_utf8
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.archives import BROKEN, archive_errors
+from txl_jax.data.sources.archives import archive_errors
 from txl_jax.data.sources.cache import json_hash, make_folder, write_errors
 from txl_jax.data.sources.source import BLOCK, file_hash, hidden
-from txl_jax.file_kinds import (
-    LOOKED_AT,
-    file_kind,
-    iso_2022,
-    not_text,
-    readable_end,
-    wide_encoding,
-    zip_kind,
-)
+from txl_jax.file_kinds import LOOKED_AT, not_text, wide_encoding, zip_kind
 from txl_jax.files import mark_size
 from txl_jax.library_errors import import_optional
 from txl_jax.progress import watched
@@ -43,26 +35,17 @@ from txl_jax.progress import watched
 ZIP = ".zip"
 BOMB, RATIO = 256 << 20, 200
 """A file of n bytes is refused if it unpacks to more than ``BOMB`` and ``RATIO * n`` bytes."""
-_STORED, _DEFLATED = 0, 8  # the methods of zip archives that are unpacked in bounded memory
 
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A file, or a member of a zip archive.
+    """A file, or a member of a zip archive."""
 
-    Attributes:
-      path: the file or the archive.
-      name: its name in lists of files; ``/`` separates folders.
-      size: the number of its bytes as stored, compressed or not.
-      member: its name in the archive, or an empty text.
-      shown: takes the place of the path in messages, unless it is empty.
-    """
-
-    path: Path
-    name: str
-    size: int
-    member: str = ""
-    shown: str = ""
+    path: Path  # of the file or the archive
+    name: str  # in lists of files; ``/`` separates folders
+    size: int  # the number of bytes as stored, compressed or not
+    member: str = ""  # the name in the archive, or an empty text
+    shown: str = ""  # takes the place of the path in messages, unless it is empty
 
     def __str__(self) -> str:
         return f"{self.path}, {self.member}" if self.member else self.shown or str(self.path)
@@ -74,41 +57,28 @@ class Stored:
         return suffix if suffix in OPENERS else ""
 
     @property
-    def stem(self) -> str:
-        """The name without its suffix and that of a compression."""
-        plain = self.name[: len(self.name) - len(self.compression)]
-        return plain.removesuffix(PurePosixPath(plain).suffix)
-
-    @property
     def suffix(self) -> str:
         """The suffix of the name, in lower case; that of a compression does not count."""
         plain = self.name[: len(self.name) - len(self.compression)]
         return PurePosixPath(plain).suffix.lower()
 
+    @property
+    def stem(self) -> str:
+        """The name without its suffix and that of a compression."""
+        return self.name[: len(self.name) - len(self.suffix + self.compression)]
+
     @contextlib.contextmanager
     def opened(self) -> Iterator[IO[bytes]]:
         """Opens its unpacked bytes; reading damaged bytes in the context raises DataError."""
-        errors = archive_errors(self, "get the file again, because it is damaged or incomplete")
-        with errors, contextlib.ExitStack() as stack:
+        fix = "get the file again if it is damaged, or correct the end of its name"
+        with archive_errors(self, fix), contextlib.ExitStack() as stack:
             file: Any = stack.enter_context(open(self.path, "rb"))
             if self.member:
                 archive = stack.enter_context(zipfile.ZipFile(file))
                 file = stack.enter_context(archive.open(self.member))
             if self.compression:
-                file = io.BufferedReader(file, LOOKED_AT)
-                self._check_compression(file.peek())
                 file = stack.enter_context(OPENERS[self.compression](file))
             yield stack.enter_context(io.BufferedReader(file, BLOCK))
-
-    def _check_compression(self, start: bytes) -> None:
-        """Raises DataError for a file that is not compressed as its suffix says."""
-        end = readable_end(start)
-        marked = end or self.compression in (".gz", ".bz2", ".xz")  # others have several starts
-        if start and marked and end != self.compression:
-            kind = file_kind(start) or f"no {self.compression} file"
-            fix = f"end its name in {end}" if end else f"leave {self.compression} out of its name"
-            fix += ", or if the file is damaged get it again"
-            raise DataError(f"{self}: cannot be read (it is {kind}); {fix}")
 
     def blocks(self, any_bytes: bool) -> Iterator[bytes]:
         """Yields its bytes without a byte order mark; they must be UTF-8 unless ``any_bytes``."""
@@ -122,45 +92,26 @@ class Stored:
 
         return raw() if any_bytes else (t.encode() for t in decode_utf8(raw(), str(self)))
 
-    def check_text(self, encoding: bool) -> None:
-        """Raises DataError if its unpacked bytes are no text or, if ``encoding``, are not UTF-8.
-
-        The byte order mark of another encoding is always refused.
-        """
+    def start(self) -> bytes:
+        """Returns its first unpacked bytes."""
         with self.opened() as file:
-            start = file.read(LOOKED_AT)
+            return file.read(LOOKED_AT)
+
+    def check_text(self) -> None:
+        """Raises DataError if its unpacked bytes are no text, or are in UTF-16 or UTF-32."""
+        start = self.start()
         try:
             mark_size(start[:4])
         except ValueError as error:
             raise DataError(f"{self}: {error}") from None
         if kind := not_text(start):
-            end = readable_end(start)
-            other = "name a text; docs/own_data.md lists what is read"
-            fix = "unpack it" if end or "archive" in kind else other
-            if not (self.member or self.compression):
-                if start.startswith(b"PK\3\4"):
-                    with contextlib.suppress(*BROKEN), zipfile.ZipFile(self.path) as archive:
-                        if named := zip_kind(archive.namelist()):
-                            kind, fix = named, other
-                if _holds_tar(self.path, end):
-                    kind = "a compressed tar archive"
-                elif kind == file_kind(start) and end:
-                    fix = f"unpack it, or for data.name='text' end its name in {end}"
+            if not self.member and zipfile.is_zipfile(self.path):
+                with zipfile.ZipFile(self.path) as archive:
+                    kind = zip_kind(archive.namelist()) or kind
+            fix = "name a text; docs/own_data.md lists what is read"
             raise DataError(f"{self}: is {kind}, not text; {fix}")
-        if encoding and (kind := wide_encoding(start)):
+        if kind := wide_encoding(start):
             raise DataError(f"{self}: is {kind} text without a byte order mark; save it as UTF-8")
-        if encoding and iso_2022(start):
-            for _ in decode_utf8([start], str(self)):
-                pass
-
-
-def _holds_tar(path: Path, end: str | None) -> bool:
-    """Whether a file that is compressed as the suffix ``end`` says contains a tar archive."""
-    with contextlib.suppress(DataError, *BROKEN):
-        if end in OPENERS:
-            with open(path, "rb") as file, OPENERS[end](file) as plain:
-                return file_kind(plain.read(LOOKED_AT)) == "a tar archive"
-    return False
 
 
 def _open_zstd(file: IO[bytes]) -> Any:
@@ -172,7 +123,11 @@ def _open_zstd(file: IO[bytes]) -> Any:
 
 
 OPENERS: dict[str, Callable[[Any], Any]] = {
-    **{".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".lzma": lzma.open, ".zst": _open_zstd}
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".lzma": lzma.open,
+    ".zst": _open_zstd,
 }
 """Functions that open a compressed file, by its suffix."""
 
@@ -186,11 +141,6 @@ def members(path: Path, folder: str = "") -> list[Stored]:
     with errors, zipfile.ZipFile(path) as archive:
         infos = [i for i in archive.infolist() if not i.is_dir() and not hidden(i.filename)]
     check_unpacked_size(sum(info.file_size for info in infos), path.stat().st_size, str(path))
-    for info in infos:
-        if info.flag_bits & 1 or info.compress_type not in (_STORED, _DEFLATED):
-            fault = "is encrypted" if info.flag_bits & 1 else "is not compressed by deflate"
-            fix = "unpack the archive by other means, and name the folder"
-            raise DataError(f"{path}, {info.filename}: {fault}; {fix}")
     paths = [PurePosixPath(info.filename.lstrip("/")) for info in infos]
     common = os.path.commonpath([path.parent for path in paths]) if paths else ""
     inner = [os.path.join(folder, path.relative_to(common)) for path in paths]

@@ -1,6 +1,6 @@
 """Finds the files of a folder or zip archive that are a text, by the suffixes of their names."""
 
-import itertools
+import collections
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,6 @@ from txl_jax.data.sources.records import OTHERS, READERS, WHOLE_JSON, saved_file
 from txl_jax.data.sources.source import hidden, say_once
 from txl_jax.data.sources.splits import listed, splits_named
 from txl_jax.data.sources.stored import ZIP, Stored, members
-from txl_jax.file_kinds import zip_kind
 from txl_jax.messages import argument, one_line
 
 SUFFIXES = (".txt", ".text", ".tokens", ".raw", "")
@@ -20,7 +19,7 @@ WEAK = (".raw", "", WHOLE_JSON)  # beside files of another kind, these are left 
 ARRAYS, NO_DATA = (".npy", ".bin"), (".py", ".pkl", ".md", ".log")  # no text even if named train
 ABOUT = ("license", "licence", "copying", "copyright", "notice", "changelog", "requirements")
 """Names in lower case of texts about the files beside them, as is readme*; read only if alone."""
-ONE_KIND = "name one file, or put the files of one kind into a folder of their own"
+ONE_KIND = "name one file or folder, or put the files of one kind into a folder of their own"
 
 
 def text_files(path: Path) -> dict[str, Stored]:
@@ -39,21 +38,15 @@ def text_files(path: Path) -> dict[str, Stored]:
         found = list(filter(_may_be_text, found)) or list(filter(_is_other, found))
     if known := {file.name: file for file in found if _may_be_text(file)}:
         return known
-    if not path.is_dir() and (kind := zip_kind(file.member for file in members(path))):
-        fix = "name a text; docs/own_data.md lists what is read"
-        raise DataError(f"{path}: is {kind}, not text; {fix}")
     ends = {file.suffix for file in found}
     if len(ends) == 1 and not ends & {*ARRAYS}:
         return {file.name: file for file in found}
-    fix = ""
+    fix = ONE_KIND
     if ends & {*ARRAYS}:
-        fix = f"; for its arrays use {argument('config.data.name', 'tokens')}"
-    elif found:
-        fix = f", but files of several kinds: {listed([file.name for file in found])}; {ONE_KIND}"
-    elif path.is_dir() and (folders := _folders(path)):
-        fix = f"; name one of its folders ({listed([p.name for p in folders])})"
-    where = f"this {'folder' if path.is_dir() else 'archive'}, and none of {', '.join(READERS)}"
-    raise DataError(f"{path}: there is no *.txt file in {where}{fix}")
+        fix = f"for its arrays use {argument('config.data.name', 'tokens')}"
+    names = [file.name for file in found] or [f"{p.name}/" for p in path.glob("*/")]
+    there = f", but {listed(sorted(names))}" if names else ""
+    raise DataError(f"{path}: has no *.txt file, and none of {', '.join(READERS)}{there}; {fix}")
 
 
 def _folders(path: Path) -> list[Path]:
@@ -61,9 +54,7 @@ def _folders(path: Path) -> list[Path]:
     return [p for p in sorted(path.iterdir()) if p.is_dir() and not hidden(p.name)]
 
 
-def _in_folder(
-    folder: Path, below: str, wanted: Callable[[Stored], bool], deepest: int = 8
-) -> list[Stored]:
+def _in_folder(folder: Path, below: str, wanted: Callable[[Stored], bool]) -> list[Stored]:
     """Returns the wanted files of a folder, see :func:`text_files`; ``below`` begins each name."""
     folders, found = _folders(folder), list(_files_of(folder, below, wanted))
     for inner in folders:
@@ -71,9 +62,8 @@ def _in_folder(
             for root, _, _ in os.walk(inner, onerror=_unreadable):
                 name = os.path.join(below, os.path.relpath(root, folder))
                 found += _files_of(Path(root), name, wanted)
-    if not found and len(folders) == 1 and deepest:  # as a copy of a dataset of the Hub has data/
-        name = os.path.join(below, folders[0].name)
-        return _in_folder(folders[0], name, wanted, deepest - 1)
+    if not found and len(folders) == 1:  # as a copy of a dataset of the Hub has data/
+        return _in_folder(folders[0], os.path.join(below, folders[0].name), wanted)
     return found
 
 
@@ -148,17 +138,16 @@ def unread(path: Path, files: Mapping[str, Stored]) -> list[str]:
 
 
 def note_copies(where: str, files: Sequence[Stored]) -> None:
-    """Prints once that files have the same bytes, since the same text may be trained and scored."""
-    by_size: dict[int, list[Stored]] = {}
-    for file in {file.path: file for file in files}.values():
-        whole = Stored(file.path, file.path.name, file.path.stat().st_size)  # a member's archive
-        file = whole if file.member else file
-        if file.size:
-            by_size.setdefault(file.size, []).append(file)
-    known, copies = dict[str, Stored](), list[str]()
-    for file in itertools.chain(*(equal for equal in by_size.values() if len(equal) > 1)):
-        if (first := known.setdefault(source.file_hash(file.path), file)) is not file:
-            copies.append(f"{first.name} and {file.name}")
+    """Prints once that files have the same bytes, since the same text may be trained and scored.
+
+    Of a file in an archive, the whole archive is compared.
+    """
+    paths = [path for path in dict.fromkeys(file.path for file in files) if path.stat().st_size]
+    sizes = collections.Counter(path.stat().st_size for path in paths)
+    known, copies = dict[str, Path](), list[str]()
+    for path in (path for path in paths if sizes[path.stat().st_size] > 1):
+        if (first := known.setdefault(source.file_hash(path), path)) is not path:
+            copies.append(f"{first.name} and {path.name}")
     if copies:
         more = f", and so have {len(copies) - 1:,} more pairs" if len(copies) > 1 else ""
         fix = "remove copies, because a model must not be scored on a text that trained it"

@@ -28,14 +28,13 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.pieces import STARTS, Pieces, check_starts, flat_tokens, separated, split_edges
 from txl_jax.data.sources import source
 from txl_jax.data.sources.cache import json_hash, make_folder, write_errors, write_npy
-from txl_jax.data.sources.headers import HEADER, check_no_count, check_no_header, llm_c_type
 from txl_jax.data.sources.plain_pickle import META, read_meta
 from txl_jax.data.sources.source import SPLITS, file_hash, read_errors
 from txl_jax.data.sources.splits import arrange, report, splits_named
 from txl_jax.data.sources.text import OWN_SPLITS
 from txl_jax.data.symbols import scan_ids
 from txl_jax.data.vocab import Vocab
-from txl_jax.file_kinds import is_text
+from txl_jax.file_kinds import LOOKED_AT, file_kind, is_text
 from txl_jax.files import parse_json
 from txl_jax.messages import argument
 
@@ -43,31 +42,26 @@ SUFFIXES = (".npy", ".bin")  # of arrays
 SYMBOLS = "symbols.json"
 NO_TEST = "; there is no test file, so the test split is the valid split"
 
-HASHED_WHOLE = 64 << 20
-"""The size in bytes up to which a whole file is hashed; of a larger file, samples are hashed."""
-SAMPLES, SAMPLE = 64, 1 << 20
-"""The number of samples of a large file, evenly spaced, and their size in bytes."""
-LOOKED_AT = 1 << 16
-"""The number of tokens at the start of a raw file that are looked at to find a wrong type."""
+HASHED_WHOLE = 64 << 20  # bytes; of a larger file, samples are hashed
+SAMPLES, SAMPLE = 64, 1 << 20  # the number of samples, evenly spaced, and their size in bytes
+HEADER = 1024
+"""The number of bytes of llm.c's header, and of a file's start that may be another header."""
+LLM_C: dict[int, tuple[int, np.dtype]] = {
+    20240520: (1, np.dtype("<u2")),
+    20240801: (7, np.dtype("<u4")),
+}
+"""The version and the type of the ids by the magic number (llm.c, dev/data/data_common.py)."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenFiles:
-    """Arrays of ids on the disk.
+    """Arrays of ids on the disk."""
 
-    Attributes:
-      files: the ids by the name of the split, or ``tokens`` for one file that is cut.
-      splits: the ids of each split, 1-D or documents.
-      folder: the folder of the files.
-      label: describes them in reports.
-      protocol: the settings that decided the splits.
-    """
-
-    files: Mapping[str, np.memmap | Pieces]
+    files: Mapping[str, np.memmap | Pieces]  # by the split, or ``tokens`` for one that is cut
     splits: Mapping[str, np.ndarray | Pieces]
-    folder: Path
-    label: str
-    protocol: Mapping[str, Any]
+    folder: Path  # of the files
+    label: str  # describes them in reports
+    protocol: Mapping[str, Any]  # the settings that decided the splits
 
     def hash(self) -> str:
         """Returns the sha256 over the :func:`fingerprint`, the type and the starts of each file."""
@@ -117,8 +111,7 @@ def find(data: DataConfig, cache: Path) -> TokenFiles:
     if path.is_file():
         return _cut(_with_documents(open_tokens(path, data), data), path.parent, where, data)
     sizes = {name: file.stat().st_size for name, file in arrays.items()}
-    stem = lambda name: os.path.splitext(name)[0]
-    named, rest = arrange(sizes, where, stem)
+    named, rest = arrange(sizes, where, lambda name: os.path.splitext(name)[0])
     report(where, named, rest, sizes)
     files = dict[str, np.memmap | Pieces]()
     for split, names in named.items():
@@ -130,9 +123,8 @@ def find(data: DataConfig, cache: Path) -> TokenFiles:
     if "" in files:
         return _cut(files[""], path, f"{where}, {len(arrays):,} files", data)
     if "valid" not in files:
-        missing = " or ".join(f"valid{suffix}" for suffix in SUFFIXES)
-        fix = "; name one file in data.path to have it cut into splits"
-        raise DataError(f"{where}: there is no {missing} in this folder{fix}")
+        fix = "name one file in data.path to have it cut into splits"
+        raise DataError(f"{where}: there is no valid.npy or valid.bin in this folder; {fix}")
     splits = {split: files.get(split, files["valid"]) for split in SPLITS}
     label = f"{where}{OWN_SPLITS}{'' if 'test' in files else NO_TEST}"
     return _checked(TokenFiles(files, splits, path, label, {}))
@@ -152,7 +144,7 @@ def read_documents(path: Path, data: DataConfig, vocab_size: int) -> list[np.nda
     A file of starts takes the place of ``data.document_separator``.
     """
     tokens = open_tokens(path, data)
-    if source.is_file(path.with_suffix(STARTS)):
+    if path.with_suffix(STARTS).is_file():
         data = dataclasses.replace(data, document_separator=None)
     _largest_id(tokens, vocab_size)
     found = _with_documents(tokens, data)
@@ -162,15 +154,13 @@ def read_documents(path: Path, data: DataConfig, vocab_size: int) -> list[np.nda
 def _with_documents(tokens: np.memmap, data: DataConfig) -> np.memmap | Pieces:
     """Returns an array, as documents if it has a separator or a file of starts."""
     path = Path(str(tokens.filename))
-    beside = path.with_suffix(STARTS)
-    has_starts, separator = source.is_file(beside), data.document_separator
-    if has_starts and separator is not None:
-        fix = "remove the file, or leave the setting out"
-        fault = f"the file {beside} gives the starts of documents too"
-        raise DataError(f"data.document_separator = {separator!r}: {fault}; {fix}")
+    beside, separator = path.with_suffix(STARTS), data.document_separator
+    if beside.is_file() and separator is not None:
+        fault = f"the file {beside} gives the starts of documents too; remove it"
+        raise DataError(f"data.document_separator = {separator!r}: {fault}, or leave the key out")
     if separator is not None:
         return separated(tokens, _separator_id(separator, path.parent), str(path))
-    if not has_starts:
+    if not beside.is_file():
         return tokens
     starts = _open_npy(beside)
     check_starts(starts, len(tokens), str(beside))
@@ -182,23 +172,21 @@ def _separator_id(separator: str, folder: Path) -> int:
     if separator in known:
         return known.index(separator)
     if not (separator.isascii() and separator.isdigit() and len(separator) < 19):
-        fix = "give an id, or a symbol of symbols.json"
-        raise DataError(f"data.document_separator = {separator!r}: is no id and no symbol; {fix}")
+        fault = "is no id and no symbol of symbols.json; give one"
+        raise DataError(f"data.document_separator = {separator!r}: {fault}")
     return int(separator)
 
 
 def joined(paths: Sequence[Path], data: DataConfig, cache: Path) -> Pieces:
     """Returns the arrays of files as documents of one array in the cache."""
     if data.document_separator is not None:
-        fix = "leave data.document_separator out"
-        raise DataError(f"{paths[0].parent}: each file is a document; {fix}")
+        raise DataError("data.document_separator: each file is a document; leave the key out")
     sums, sizes, size = list[list[str]](), list[int](), 0
     for path in paths:  # one at a time, because each map needs an open file
         tokens = open_tokens(path, data)
-        if source.is_file(beside := path.with_suffix(STARTS)):
+        if (beside := path.with_suffix(STARTS)).is_file():
             fault = "each of several arrays is one document, so none can have starts"
-            fix = "join the arrays into one, and the starts into one"
-            raise DataError(f"{beside}: {fault}; {fix}")
+            raise DataError(f"{beside}: {fault}; join the arrays, and their starts")
         if len(tokens) < 2:
             raise DataError(f"{path}: has one token; a document needs at least 2")
         size = max(size, _largest_id(tokens, data.vocab_size or WORDS) + 1)
@@ -232,9 +220,8 @@ def _cut(tokens: np.memmap | Pieces, folder: Path, label: str, data: DataConfig)
 
 def _checked(found: TokenFiles) -> TokenFiles:
     for split, tokens in found.splits.items():
-        n = len(flat_tokens(tokens))
-        if n < 2:
-            fault = f"the {split} split has {n} token{'s' * (n != 1)}, and at least 2 are needed"
+        if (n := len(flat_tokens(tokens))) < 2:
+            fault = f"the {split} split needs at least 2 tokens, and has {n}"
             raise DataError(f"{found.label}: {fault}; give more tokens, or a file for each split")
     return found
 
@@ -257,9 +244,8 @@ def open_tokens(path: Path, data: DataConfig) -> np.memmap:
         fix = "save array.astype(numpy.uint16), or a larger type of integer"
         raise DataError(f"{path}: has numbers of type {tokens.dtype}, not integers; {fix}")
     if tokens.ndim != 1:
-        shape = " x ".join(map(str, tokens.shape)) or "no axis"
         fix = "save array.reshape(-1), or for several ids per step see docs/own_data.md"
-        raise DataError(f"{path}: has {tokens.ndim} axes ({shape}), not one; {fix}")
+        raise DataError(f"{path}: has the shape {tokens.shape}, not one axis; {fix}")
     if not len(tokens):
         raise DataError(f"{path}: has no token; name a file of ids")
     return tokens
@@ -275,13 +261,13 @@ def _open_npy(path: Path) -> np.memmap:
 
 
 def _open_raw(path: Path, data: DataConfig, size: int) -> np.memmap:
-    with_header, dtype = llm_c_type(path, size), np.dtype(data.dtype)
-    if size == (HEADER if with_header else 0):
-        raise DataError(f"{path}: has no token; name a file of ids")
-    if with_header:
+    with_header, dtype = _llm_c_type(path, size), np.dtype(data.dtype)
+    if with_header and size > HEADER:
         return np.memmap(path, with_header, mode="r", offset=HEADER)
+    if with_header or not size:
+        raise DataError(f"{path}: has no token; name a file of ids")
     if size % dtype.itemsize:
-        fault = f"has {size:,} bytes, no multiple of {dtype.itemsize}, the size of {dtype}"
+        fault = f"has {size:,} bytes, no multiple of the size of {dtype}"
         raise DataError(f"{path}: {fault}; set data.dtype to the type of its numbers")
     tokens = np.memmap(path, dtype, mode="r")
     first = np.asarray(tokens[:LOOKED_AT])
@@ -289,14 +275,55 @@ def _open_raw(path: Path, data: DataConfig, size: int) -> np.memmap:
         fix = argument("config.data.name", "text")
         raise DataError(f"{path}: is text, not raw ids; name it .txt and use {fix}")
     if dtype.itemsize < 8 and first[::2].any() and not first[1::2].any() and len(first) >= 16:
-        wider = f"{dtype.kind.replace('i', 'int').replace('u', 'uint')}{16 * dtype.itemsize}"
-        fault = f"every second number is 0 when read as {dtype}"
-        fix = argument("config.data.dtype", wider)
-        raise DataError(f"{path}: {fault}, so its numbers seem to be wider; try {fix}")
+        wider = f"{'int' if dtype.kind == 'i' else 'uint'}{16 * dtype.itemsize}"
+        fault = f"every second number is 0 when read as {dtype}, so its numbers seem to be wider"
+        raise DataError(f"{path}: {fault}; try {argument('config.data.dtype', wider)}")
     if data.vocab_size is None:
-        check_no_count(path, tokens)
-        check_no_header(path, tokens)
+        _check_no_header(path, tokens)
     return tokens
+
+
+def _llm_c_type(path: Path, size: int) -> np.dtype | None:
+    """Returns the type of the ids after llm.c's header, or ``None`` for a file without one.
+
+    ``size`` is that of the file in bytes. Raises DataError if the header contradicts the file, or
+    the file is of another kind.
+    """
+    with open(path, "rb") as file:
+        start = file.read(LOOKED_AT)
+    may_be_ids = start.startswith(b"\xff" * 4)  # a mark of other files too
+    if not may_be_ids and (kind := file_kind(start, least=4)):
+        raise DataError(f"{path}: is {kind}, not raw ids; write the ids with numpy.save")
+    magic, version, count = np.frombuffer(start[:12].ljust(12, b"\0"), "<i4").tolist()
+    if magic not in LLM_C:
+        return None
+    known, dtype = LLM_C[magic]
+    if version != known:
+        fault = f"has version {version} of llm.c's format {magic}, not version {known}"
+        raise DataError(f"{path}: {fault}; write the ids with numpy.save")
+    found = max(size - HEADER, 0)
+    if size < HEADER or found != count * dtype.itemsize:
+        fault = f"has {found:,} bytes of ids, and its header says {count:,} ids of {dtype}"
+        raise DataError(f"{path}: {fault}; get the file again, because it is incomplete or damaged")
+    return dtype
+
+
+def _check_no_header(path: Path, tokens: np.memmap) -> None:
+    """Raises DataError if an id at the start of a raw file is so large that it seems a header's.
+
+    It seems so if it is over twice the largest id after the start.
+    """
+    first = HEADER // tokens.itemsize
+    start, rest = np.asarray(tokens[:first]), tokens[first:]
+    at = int(np.argmax(start))
+    if len(rest) < first or scan_ids(rest, (int(start[at]) - 15) // 2)[1] is not None:
+        return
+    fault = f"token {at} is {start[at]:,}, over twice every id after byte {HEADER}"
+    raise DataError(
+        f"{path}: {fault}, so the file seems to begin with a header; save"
+        f" numpy.fromfile(path, '{tokens.dtype}', offset=BYTES) with numpy.save, or if all numbers"
+        f" are ids, give {argument('config.data.vocab_size', int(start[at]) + 1)}"
+    )
 
 
 def _largest_id(tokens: Any, vocab_size: int) -> int:
@@ -304,22 +331,16 @@ def _largest_id(tokens: Any, vocab_size: int) -> int:
     largest, at = scan_ids(tokens, vocab_size)
     if at is not None:
         where = f"{tokens.filename}: token {at} (byte {tokens.offset + at * tokens.itemsize})"
-        fix = "correct the file, or set data.vocab_size or data.dtype"
-        rule = f"must be from 0 to {vocab_size - 1}"
-        raise DataError(f"{where} is {int(tokens[at])}: an id {rule}; {fix}")
+        fix = f"from 0 to {vocab_size - 1}; correct the file, or set data.vocab_size or data.dtype"
+        raise DataError(f"{where} is {int(tokens[at])}: an id must be {fix}")
     return largest
 
 
 def symbols_in(folder: Path) -> tuple[Path, list[str] | None]:
     """Returns the file of a folder that lists symbols, and the symbols; ``None`` without a file."""
     path, meta = folder / SYMBOLS, folder / META
-    if source.is_file(path):
-        return path, read_symbols(path)
-    return (meta, read_meta(meta)) if source.is_file(meta) else (path, None)
-
-
-def read_symbols(path: Path) -> list[str]:
-    """Returns the symbols in a JSON file, a list of texts in the order of the ids."""
+    if not path.is_file():
+        return (meta, read_meta(meta)) if meta.is_file() else (path, None)
     try:
         with read_errors(path):
             symbols = parse_json(path.read_bytes())
@@ -327,7 +348,7 @@ def read_symbols(path: Path) -> list[str]:
         raise DataError(f"{path}: {error}") from error
     if not isinstance(symbols, list) or not all(isinstance(x, str) for x in symbols):
         raise DataError(f"{path}: must be a list of texts, one for each id in order")
-    return symbols
+    return path, symbols
 
 
 def fingerprint(path: Path) -> str:
