@@ -201,7 +201,7 @@ def test_a_setting_that_no_program_is_known_to_have_is_refused_unless_it_is_the_
 
 
 def test_the_settings_that_are_written_or_need_not_be_exist():
-    known = arguments.CONVERTED | arguments.WITHOUT_EFFECT_ON_SCORES
+    known = arguments.CONVERTED
     assert known <= {field.name for field in dataclasses.fields(txl_jax.TransformerXLConfig)}
 
 
@@ -278,8 +278,8 @@ def test_a_refused_model_and_a_folder_with_something_in_it_leave_all_as_it_is(wo
         (("run", "--to=pytorch", "out", "--vocab=v"), "no other flag than --step"),
         (("run", "--to=pytorch", "out", "--config.evaluate.seg_len=3"), "no other flag"),
         (("run", "--to=keras", "out"), "invalid choice: 'keras'"),
-        (("run", "out", "--workdir=w"), "OUT needs --to"),
-        (("run", "--workdir=w", "--step=latest"), "--step needs --to"),
+        (("run", "out", "--workdir=w"), "--step and OUT need --to"),
+        (("run", "--workdir=w", "--step=latest"), "--step and OUT need --to"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(words, message, capsys):

@@ -53,14 +53,10 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
             )
         flags.step = flags.step or "best"
         return flags, overrides
-    if flags.step:
-        p.error("--step needs --to; for a step of another program's model, name its file")
-    if flags.out:
-        p.error("OUT needs --to, the program for which the model is written")
-    if not flags.workdir:
-        p.error("--workdir is missing; name a new folder")
-    if not flags.source:
-        p.error("SOURCE is missing; name the model to convert")
+    if flags.step or flags.out:
+        p.error("--step and OUT need --to, the program for which the model is written")
+    if not flags.source or not flags.workdir:
+        p.error("SOURCE or --workdir is missing; name a model and a new folder")
     if flags.vocab and flags.corpus:
         p.error("--vocab and --corpus both name a vocabulary; give one of them")
     if flags.path and not flags.corpus:
@@ -84,13 +80,13 @@ def main(argv: list[str]) -> int:
         if flags.to == "safetensors":
             step = export(flags.source, flags.out, flags.step)
             print(f"step {step} is in {flags.out}")
-            return 0
-        if flags.to:
+        elif flags.to:
             trained = load(flags.source, flags.step)
             save_as(trained, flags.out, flags.to)
             print(f"step {trained.step} is in {flags.out}, for {flags.to}")
-            return 0
-        return _convert(flags, overrides)
+        else:
+            _convert(flags, overrides)
+        return 0
     except (UserError, OSError) as error:
         doing = f"conversion of {flags.source}"
         text = describe_os_error(error, doing) if isinstance(error, OSError) else error
@@ -104,7 +100,7 @@ def _flag(name: str) -> str:
     return name.upper() if name in ("source", "out") else f"--{name}"
 
 
-def _convert(flags: argparse.Namespace, overrides: dict[str, str]) -> int:
+def _convert(flags: argparse.Namespace, overrides: dict[str, str]) -> None:
     workdir = absolute(flags.workdir)
     log_library_errors(workdir)
     args = read_json(flags.args) if flags.args else None
@@ -115,7 +111,6 @@ def _convert(flags: argparse.Namespace, overrides: dict[str, str]) -> int:
     print(f"{flags.workdir}: {model.attention} attention, {shape}; to score the model:")
     words = ["python", "-m", "txl_jax.main", "--mode=evaluate", f"--workdir={flags.workdir}"]
     print(f"  {shlex.join(words)}")
-    return 0
 
 
 if __name__ == "__main__":

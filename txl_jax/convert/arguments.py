@@ -14,17 +14,12 @@ CONVERTED = {
     *("vocab_size", "d_embed", "dropout", "dropatt", "attention", "pre_lnorm", "untie_r"),
     *("same_length", "clamp_len", "n_positions", "cutoffs", "div_val", "tie_weight", "tie_projs"),
     *("proj_same_dim", "norm_epsilon"),
-}
-"""Settings that other programs have too, some of them with fewer allowed values."""
-WITHOUT_EFFECT_ON_SCORES = {
+    # These matter only in training or for how results are computed.
     *("dropout_input", "dropout_output", "dropout_qkv", "dropout_embedding", "dropout_mask"),
     *("dropout_latent", "gate_bias", "sample_softmax", "init_std", "proj_init_std"),
     *("dtype", "matmul_precision", "scan_layers", "remat", "kernel"),
 }
-"""Settings that matter only in training or for how results are computed.
-
-A setting in neither of the two sets exists only in this project.
-"""
+"""Settings that other programs have too, or that have no effect on scores."""
 
 
 def given(args: Mapping[str, Any], ignored: Collection[str] = ()) -> dict[str, Any]:
@@ -102,7 +97,7 @@ def check_convertible(c: TransformerXLConfig) -> None:
         raise ModelFormatError("cfg.vocab_size is None: a converted model needs a vocabulary size")
     for field in dataclasses.fields(c):
         key, value = field.name, getattr(c, field.name)
-        if key not in CONVERTED | WITHOUT_EFFECT_ON_SCORES and value != field.default:
+        if key not in CONVERTED and value != field.default:
             raise ModelFormatError(
                 f"model.{key} = {value!r}: the other programs have no such setting; only a model"
                 f" with the default {field.default!r} can be converted"

@@ -14,7 +14,7 @@ from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.saving import require_empty_folder
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.checkpoint.workdir import describe_corpus, read_json, read_record, write_record
-from txl_jax.checkpoint.workdir_files import CHECKPOINTS, CONFIG, check_path
+from txl_jax.checkpoint.workdir_files import CONFIG, check_path
 from txl_jax.config import (
     CheckpointConfig,
     ExperimentConfig,
@@ -30,12 +30,11 @@ from txl_jax.convert.huggingface import (
     params_from_huggingface,
 )
 from txl_jax.convert.pytorch import config_from_pytorch, is_nvidia, params_from_pytorch
-from txl_jax.convert.shards import is_huggingface, model_in
 from txl_jax.convert.tensorflow import config_from_tensorflow, is_parameter, params_from_tensorflow
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
 from txl_jax.parallel.device_memory import Work, check_arrays
-from txl_jax.paths import is_remote, make_folder
+from txl_jax.paths import make_folder
 
 Format = Literal["pytorch", "nvidia", "huggingface", "tensorflow", "txl_jax"]
 _WORK = Work("the converted model", "convert it on a machine with more memory")
@@ -71,7 +70,7 @@ class Request:
       source: a file with tensors, the prefix of a TF checkpoint, a Hugging Face folder, or a folder
         with an exported model.
       workdir: a new or empty folder.
-      format: the program that wrote the source, or ``None`` to use :func:`detect`.
+      format: the program that wrote the source; ``None`` detects it.
       args: constructor arguments, which override those in the source. ``tgt_len``, ``mem_len``,
         ``ext_len``, ``clamp_len`` and ``same_length`` determine the evaluation protocol.
       vocab: a file for :func:`~txl_jax.convert.files.vocab_from_file`.
@@ -110,106 +109,73 @@ def to_workdir(request: Request) -> TransformerXLConfig:
             raise ModelFormatError(f"{key}: the source defines the model; {fix}")
     if r.format not in (None, *get_args(Format)):
         raise ModelFormatError(f"format {r.format!r}: must be one of {', '.join(get_args(Format))}")
-    name = r.format or detect(r.source)
-    if name == "txl_jax":
+    folder = r.source if os.path.isdir(r.source) else os.path.dirname(r.source)
+    if r.format == "txl_jax" or (r.format is None and "model" in _settings_in(r.source)):
         return _exported_to_workdir(r)
-    source = r.source if name == "tensorflow" else _tensor_file(r.source)
-    stored = None  # NVIDIA's torch file has arguments and vocabulary; others are read after checks
-    if name == "nvidia" and source.endswith(files.TORCH):
-        stored = files.read(source)
-    args = _constructor_args(r, name, stored)
+    stored = files.read(r.source)
+    name = r.format or _program(stored.tensors)
+    args = _arguments(r, name, stored, folder)
     corpus = None
     if r.data is not None:
         data = {k: v for k, v in r.overrides.items() if k.startswith("data.")}
         exp = override(ExperimentConfig.from_dict({"data": r.data}), data)
         corpus = corpus_from_config(exp.data)
-    beside = files.vocab_in_folder(_folder(r.source)) if name == "huggingface" else None
-    vocab_file = r.vocab or beside
+    beside = files.vocab_in_folder(folder) if name == "huggingface" else None
     if corpus and r.vocab is None:
         vocab = corpus.vocab
-    elif vocab_file is not None:
-        vocab = files.vocab_from_file(vocab_file)
-    elif stored and stored.symbols is not None:
+    elif file := r.vocab or beside:
+        vocab = files.vocab_from_file(file)
+    elif stored.symbols is not None:
         vocab = Vocab.from_symbols(stored.symbols)
     else:
         raise ModelFormatError(
             f"{r.source}: has no readable vocabulary; name a vocabulary file or a corpus"
         )
     exp = _experiment(r, PROGRAMS[name], args, vocab)
-    stored = stored or files.read(source, wanted=is_parameter)
-    if name == "pytorch":
-        _check_authors(r.source, stored.tensors, args)
     params = PROGRAMS[name].params(stored.tensors, exp.model)
     origin = {"format": name, "step": stored.step}
     _write(r.workdir, exp, vocab, params, describe_corpus(corpus) if corpus else {}, origin)
     return exp.model
 
 
-def detect(source: str) -> Format:
-    """Detects the program that wrote a source. Raises ModelFormatError if there is no source.
-
-    The names of the tensors decide. A torch file must be loaded to know its tensors, so here it is
-    Hugging Face's if the library uses its file name and a ``config.json`` is beside it.
-    """
-    if files.is_tensorflow(source):
-        return "tensorflow"
-    if not os.path.exists(source):
-        raise ModelFormatError(f"{source}: there is no such file, folder or TF checkpoint")
-    config = os.path.join(_folder(source), CONFIG)
-    has_config = os.path.isfile(config)
-    if os.path.isdir(source) and has_config and "model" in read_json(config):
-        return "txl_jax"
-    file = _tensor_file(source)
-    if (names := files.tensor_names(file)) is not None:
-        return "huggingface" if any(map(is_huggingface_name, names)) else "pytorch"
-    return "huggingface" if has_config and is_huggingface(file) else "pytorch"
+def _settings_in(folder: str) -> dict[str, Any]:
+    config = os.path.join(folder, CONFIG)
+    return read_json(config) if os.path.isfile(config) else {}
 
 
-def _check_authors(source: str, tensors: Mapping[str, Any], args: Mapping[str, Any]) -> None:
-    """Raises ModelFormatError if the tensors have the names of another program."""
-    if "impl" not in args and is_nvidia(tensors):
-        raise ModelFormatError(f"{source}: has NVIDIA's tensor names; give the format nvidia")
+def _program(tensors: Mapping[str, Any]) -> Format:
+    """Detects the program that wrote a state by the names of the tensors."""
     if any(map(is_huggingface_name, tensors)):
-        fix = "give the format huggingface"
-        raise ModelFormatError(f"{source}: has Hugging Face's tensor names; {fix}")
+        return "huggingface"
+    if any(map(is_parameter, tensors)):
+        return "tensorflow"
+    return "nvidia" if is_nvidia(tensors) else "pytorch"
 
 
-def _constructor_args(r: Request, name: str, stored: files.Stored | None) -> dict[str, Any]:
-    found, config = stored.args if stored else None, os.path.join(_folder(r.source), CONFIG)
-    if name == "huggingface":
-        found = read_json(config) if os.path.isfile(config) else None
-        why = f"{config}: the tensors are Hugging Face's, and their config.json is missing"
-        missing = f"{why}; get that file too, or give its content as args"
-    elif stored:
-        missing = f"{r.source}: has no model_config, the constructor's arguments; give them as args"
-    else:
-        missing = (
-            f"{r.source}: format {name} needs args, the constructor's arguments: n_token, n_layer,"
-            " n_head, d_model, d_head, d_inner and all that differ from the constructor's defaults"
+def _arguments(r: Request, name: str, stored: files.Stored, folder: str) -> dict[str, Any]:
+    """Returns the constructor's arguments in the source and in the request."""
+    found = _program(stored.tensors)
+    if name != found != "pytorch":
+        raise ModelFormatError(
+            f"{r.source}: has the tensor names of {found}; give the format {found}"
         )
-    if found is None and r.args is None:
-        raise ModelFormatError(missing)
-    return {**(found or {}), **(r.args or {})}
-
-
-def _tensor_file(source: str) -> str:
-    """Returns the source, or the file, index or shard of the model in a folder."""
-    if not os.path.isdir(source):
-        return source
-    return model_in(source, files.ENDINGS, files.VOCABULARIES)
-
-
-def _folder(source: str) -> str:
-    return source if os.path.isdir(source) else os.path.dirname(source)
+    own = _settings_in(folder) if name == "huggingface" else stored.args
+    if own or r.args:
+        return {**(own or {}), **(r.args or {})}
+    if name == "huggingface":
+        why = f"the tensors are Hugging Face's, and their {CONFIG} is missing"
+        raise ModelFormatError(f"{r.source}: {why}; get that file too, or give its content as args")
+    raise ModelFormatError(
+        f"{r.source}: format {name} needs args, the constructor's arguments: n_token, n_layer,"
+        " n_head, d_model, d_head, d_inner and all that differ from the constructor's defaults"
+    )
 
 
 def _experiment(
     r: Request, program: Program, args: Mapping[str, Any], vocab: Vocab
 ) -> ExperimentConfig:
-    """Returns the experiment of a converted model, with the protocol of the original program.
-
-    Its matrix products are float32 on every device, so that its scores equal the original's.
-    """
+    """Returns the experiment of a converted model, with the protocol of the original program."""
+    # With float32 products on every device, the scores equal the original's.
     model = dataclasses.replace(program.config(args), matmul_precision="highest")
     if len(vocab) != model.vocab_size:
         raise ModelFormatError(
@@ -238,25 +204,20 @@ def _experiment(
 
 def _likely_corpus(vocab: Vocab) -> dict[str, Any]:
     """Guesses the corpus of a vocabulary, and returns its settings or those of a user's text."""
-    if vocab.kind in ("letter", "sentence"):
-        return {"name": "text8" if vocab.kind == "letter" else "lm1b"}
-    if vocab.kind == "id":
-        return {"name": "tokens"}
     if vocab.kind == "word" and len(vocab) == WT103_SYMBOLS:
         return {"name": "wt103"}
     if vocab.kind == "byte" and len(vocab) < 256:
         newline = str(ord("\n")) in vocab.symbols
         return {"name": "enwik8", "protocol": "bytes" if newline else "authors"}
-    if vocab.kind == "tokenizer":  # the tokenizer is stored in vocab.json
-        return {"name": "text"}
-    return {"name": "text", "vocab": vocab.kind}
+    names = {"letter": "text8", "sentence": "lm1b", "id": "tokens", "tokenizer": "text"}
+    name = names.get(vocab.kind)
+    return {"name": name} if name else {"name": "text", "vocab": vocab.kind}
 
 
 def _exported_to_workdir(r: Request) -> TransformerXLConfig:
-    for name, own in (("args", "settings"), ("vocab", "a vocabulary")):
-        if getattr(r, name) is not None:
-            fault = f"an exported model has {own} of its own"
-            raise ModelFormatError(f"{name}: {fault}; leave this argument out")
+    if r.args is not None or r.vocab is not None:
+        own = "an exported model has settings and a vocabulary of its own"
+        raise ModelFormatError(f"{r.source}: {own}; leave args and vocab out")
     trained = load_exported(r.source)
     exp = trained.config
     if r.data is not None:
@@ -274,11 +235,6 @@ def _write(
     """Writes the workdir. ``config.json`` is last, because a folder without it is not a workdir."""
     config = exp.to_dict()
     make_folder(workdir)
-    try:
-        if not is_remote(workdir):
-            os.mkdir(os.path.join(workdir, CHECKPOINTS))  # fails if another conversion made it
-    except FileExistsError:
-        require_empty_folder(workdir)
     with Checkpoints(workdir, CheckpointConfig()) as checkpoints:
         on_device = jax.tree.map(jax.numpy.asarray, params)
         checkpoints.save_params(origin["step"], on_device, {"config": config})

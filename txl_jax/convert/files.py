@@ -2,23 +2,26 @@
 
 .safetensors         read with safetensors
 .pt .pth .bin        read with torch (optional) and ``weights_only``: tensors, plain containers
-*.index.json         lists several files of one model, each in one of these formats; the index of
-                     a variant, such as fp16, is *.index.fp16.json
+*.index.json         {"weight_map": {tensor: file}}: lists the shards of a model, files as above;
+                     the index of a variant, such as fp16, is *.index.fp16.json
 a TF checkpoint      read with tensorflow (optional); given as a prefix, ``model.ckpt-0``, or folder
+a folder             has one of these; a model with a name of Hugging Face's library is preferred
 """
 
 import argparse
 import io
 import json
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from txl_jax.checkpoint.errors import ModelFormatError
-from txl_jax.checkpoint.tensors import read_safetensors, safetensors_names
-from txl_jax.convert.shards import index_of, listed_files, read_shards
+from txl_jax.checkpoint.tensors import read_safetensors
+from txl_jax.checkpoint.workdir import read_json
+from txl_jax.convert.tensorflow import is_parameter
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import decode_text
 from txl_jax.library_errors import import_optional
@@ -30,9 +33,12 @@ NESTED = ("model_state", "state_dict", "model_state_dict", "model")
 """The keys under which a checkpoint may hold its tensors. NVIDIA's code uses the first one."""
 VOCABULARIES = ("vocab.json", "vocab.txt", "vocab.bin")
 """The names of vocabulary files in a folder, in the order of preference."""
-
-OWN_KEYS = {"kind", "symbols", "tokenizer"}
-"""The keys of this project's ``vocab.json``; only some kinds have the last one."""
+HUGGINGFACE = ("model.safetensors", "pytorch_model.bin")
+"""The names under which Hugging Face's library saves a model, the preferred one first."""
+_VARIANT = re.compile(r"(model\b.*\.safetensors|pytorch_model\b.*\.bin)(\.index.*\.json)?")
+"""The names with a variant or the number of a shard, or of an index."""
+_INDEX = re.compile(r".+\.index(\.[\w-]+)?\.json")
+_SHARD = re.compile(r".+-\d+-of-0*(\d+)\..+", re.ASCII)
 
 
 class Stored(NamedTuple):
@@ -48,35 +54,102 @@ class Attributes:
     """Stands for an object of another program's class, with the object's attributes."""
 
 
-def read(path: str, wanted: Callable[[str], bool] = lambda name: True) -> Stored:
-    """Reads a file in the format of its suffix, or a TF checkpoint given as a prefix or folder.
+def read(path: str) -> Stored:
+    """Reads a model from a file in the format of its suffix, a TF checkpoint, or a folder.
 
-    For an index of Hugging Face, or one of its shards, all shards are read.
-    ``wanted`` selects the variables of a TF checkpoint. Raises ModelFormatError if the file is
+    For an index or one of its shards, all shards are read. Raises ModelFormatError if the file is
     missing or damaged, has another format or pickled objects, or needs a package that is missing.
     """
-    if is_tensorflow(path):
-        return Stored(_read_tensorflow(path, wanted))
-    if index := index_of(path):
-        return Stored(read_shards(index, lambda shard: _read_file(shard).tensors))
-    return _read_file(path)
+    if os.path.isfile(path + ".index") or os.path.isfile(os.path.join(path, "checkpoint")):
+        return Stored(_read_tensorflow(path))
+    if not os.path.exists(path):
+        raise ModelFormatError(f"{path}: there is no such file, folder or TF checkpoint")
+    path = model_in(path) if os.path.isdir(path) else path
+    index = index_of(path)
+    return Stored(read_shards(index)) if index else _read_file(path)
 
 
-def tensor_names(path: str) -> list[str] | None:
-    """Returns the names of a file's or an index's tensors; ``None`` if it must be loaded first.
+def model_in(folder: str) -> str:
+    """Returns the path of the model's only file, of its index, or of a shard without an index.
 
-    Raises ModelFormatError or WorkdirError for an index that cannot be used.
+    Raises ModelFormatError if there is no such file, or nothing tells which of several ones to
+    take.
     """
-    if index := index_of(path):
-        return list(listed_files(index))
-    return safetensors_names(path) if path.endswith(".safetensors") else None
+    names = sorted(os.listdir(folder))
+    for name in HUGGINGFACE:
+        for file in (name, f"{name}.index.json"):
+            if file in names:
+                return os.path.join(folder, file)
+    indices, ignored = list(filter(_INDEX.fullmatch, names)), set(VOCABULARIES)
+    for index in indices:
+        ignored.update(listed_files(os.path.join(folder, index)).values())
+    files = [name for name in names if name.endswith(ENDINGS) and name not in ignored]
+    shards = list(filter(_SHARD.fullmatch, files))
+    found = [*indices, *(name for name in files if name not in shards), *shards[:1]]
+    found = list(filter(_VARIANT.fullmatch, found)) or found
+    if not found:
+        wanted = f"{' or '.join(HUGGINGFACE)}, whole or in shards with an index"
+        raise ModelFormatError(f"{folder}: has no file with tensors ({wanted})")
+    if len(found) > 1:
+        some = ", ".join(found[:5])
+        fix = "name the file of one instead of the folder"
+        raise ModelFormatError(f"{folder}: has {len(found)} models ({some}); {fix}")
+    return os.path.join(folder, found[0])
+
+
+def index_of(path: str) -> str | None:
+    """Returns the index that a path names, or that lists this file; ``None`` if there is none.
+
+    Raises ModelFormatError for one of several shards if no index beside it lists the file.
+    """
+    folder, name = os.path.split(path)
+    if _INDEX.fullmatch(name):
+        return path
+    for index in filter(_INDEX.fullmatch, sorted(os.listdir(folder or "."))):
+        if name in listed_files(os.path.join(folder, index)).values():
+            return os.path.join(folder, index)
+    if (match := _SHARD.fullmatch(name)) and int(match[1]) > 1:
+        missing = "no index (*.index.json) beside it lists it; get the model's index too"
+        raise ModelFormatError(f"{path}: is one of {match[1]} files, and {missing}")
+    return None
+
+
+def listed_files(index: str) -> dict[str, str]:
+    """Returns the file of each tensor in an index; raises ModelFormatError or WorkdirError."""
+    listed = read_json(index).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise ModelFormatError(f"{index}: has no weight_map, which gives the file of each tensor")
+    for file in listed.values():
+        if not isinstance(file, str) or os.path.basename(file) != file:
+            raise ModelFormatError(f"{index}: {file!r} is not the name of a file beside the index")
+    return listed
+
+
+def read_shards(index: str) -> dict[str, np.ndarray]:
+    """Returns the tensors of all shards of an index.
+
+    Raises ModelFormatError or WorkdirError if the index is invalid, or its files do not have
+    exactly the tensors that it lists.
+    """
+    listed, tensors = listed_files(index), dict[str, np.ndarray]()
+    paths = {name: os.path.join(os.path.dirname(index), name) for name in listed.values()}
+    if missing := [name for name, path in sorted(paths.items()) if not os.path.isfile(path)]:
+        some = ", ".join(missing[:3])
+        raise ModelFormatError(f"{index}: listed files are missing beside it ({some}); get them")
+    for name, path in paths.items():
+        found = _read_file(path).tensors
+        if wrong := found.keys() ^ {tensor for tensor, file in listed.items() if file == name}:
+            raise ModelFormatError(
+                f"{path}: has other tensors than {index} lists for it ({min(wrong)}); get the index"
+                " and the files of one version again"
+            )
+        tensors |= found
+    return tensors
 
 
 def _read_file(path: str) -> Stored:
     if path.endswith(".safetensors"):
         return Stored(read_safetensors(path))
-    if not os.path.isfile(path):
-        raise ModelFormatError(f"{path}: there is no such file")
     if path.endswith(TORCH):
         return stored(load_torch(path), path)
     raise ModelFormatError(
@@ -84,12 +157,7 @@ def _read_file(path: str) -> Stored:
     )
 
 
-def is_tensorflow(path: str) -> bool:
-    """Tells whether a path is the prefix of a TF checkpoint, or a folder with a TF checkpoint."""
-    return os.path.isfile(path + ".index") or os.path.isfile(os.path.join(path, "checkpoint"))
-
-
-def _read_tensorflow(path: str, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
+def _read_tensorflow(path: str) -> dict[str, np.ndarray]:
     missing = ModelFormatError(
         f"{path}: reading a TF checkpoint needs tensorflow; run pip install"
         " 'txl_jax[convert-tf]'. Or, where tensorflow is installed, save the variables of"
@@ -98,7 +166,7 @@ def _read_tensorflow(path: str, wanted: Callable[[str], bool]) -> dict[str, np.n
     tensorflow = import_optional("tensorflow", missing)
     try:
         reader = tensorflow.train.load_checkpoint(path)
-        names = sorted(filter(wanted, reader.get_variable_to_shape_map()))
+        names = sorted(filter(is_parameter, reader.get_variable_to_shape_map()))
         return {name: np.asarray(reader.get_tensor(name)) for name in names}
     except (ValueError, RuntimeError, tensorflow.errors.OpError) as error:
         raise ModelFormatError(f"{path}: cannot be read as a TF checkpoint ({error})") from error
@@ -133,21 +201,18 @@ def load_torch(path: str) -> Any:
 def stored(loaded: Any, path: str) -> Stored:
     """Extracts the model from a loaded torch file: a state_dict, or a checkpoint with one."""
     content = loaded if isinstance(loaded, Mapping) else {}
-    states = (content[key] for key in NESTED if isinstance(content.get(key), Mapping))
-    tensors = next(states, content)
+    nested = map(content.get, NESTED)
+    tensors = next((state for state in nested if isinstance(state, Mapping)), content)
     if not tensors or not all(hasattr(value, "shape") for value in tensors.values()):
-        raise ModelFormatError(
-            f"{path}: is not a state_dict, and has none under the keys {', '.join(NESTED)}"
-        )
+        keys = ", ".join(NESTED)
+        raise ModelFormatError(f"{path}: is not a state_dict, and has none under the keys {keys}")
     plain = lambda x: x.detach().float() if hasattr(x, "detach") else x  # bfloat16 to float32
     arrays = {
         name.removeprefix("module."): np.asarray(plain(value), np.float32)
         for name, value in tensors.items()
     }
-    config, step = content.get("model_config"), content.get("train_step")
-    args = dict(config) if isinstance(config, Mapping) else None
-    step = step if isinstance(step, int) else 0
-    return Stored(arrays, args, symbols_of(content.get("vocab")), step)
+    args, symbols = content.get("model_config"), symbols_of(content.get("vocab"))
+    return Stored(arrays, args, symbols, content.get("train_step", 0))
 
 
 def symbols_of(vocab: Any) -> list[str] | None:
@@ -163,8 +228,7 @@ def vocab_from_file(path: str) -> Vocab:
     A text file has one symbol per line in the order of ids: the first field of the line, as in the
     published One Billion Word list. A JSON file is this project's ``vocab.json``, a
     ``tokenizer.json`` of Hugging Face tokenizers, a list of symbols, or a mapping of symbols to
-    ids. A torch file, such as Hugging Face's ``vocab.bin``, is
-    a mapping with ``idx2sym``.
+    ids. A torch file, such as Hugging Face's ``vocab.bin``, is a mapping with ``idx2sym``.
     """
     if not os.path.isfile(path):
         raise ModelFormatError(f"vocabulary {path}: there is no such file")
@@ -185,8 +249,8 @@ def vocab_from_file(path: str) -> Vocab:
     except ValueError as error:
         raise ModelFormatError(f"vocabulary {path}: cannot be read ({error})") from error
     if not path.endswith(".json"):
-        return Vocab.from_symbols([_symbol(line) for line in content])
-    if isinstance(content, dict) and {"kind", "symbols"} <= set(content) <= OWN_KEYS:
+        return Vocab.from_symbols(map(_symbol, content))
+    if isinstance(content, dict) and isinstance(content.get("symbols"), list):
         return Vocab.from_json(content)
     if isinstance(content, dict) and isinstance(content.get("model"), dict):
         return Vocab.from_tokenizer(path)
@@ -204,9 +268,9 @@ def vocab_from_file(path: str) -> Vocab:
 def vocab_in_folder(folder: str) -> str | None:
     """Returns the path of the vocabulary file in a folder, or ``None``."""
     paths = [os.path.join(folder, name) for name in VOCABULARIES]
-    return next((path for path in paths if os.path.isfile(path)), None)
+    return next(filter(os.path.isfile, paths), None)
 
 
 def _symbol(line: str) -> str:
     text = line.removesuffix("\n").removesuffix("\r")
-    return text if len(text) <= 1 else text.split()[0] if text.split() else text
+    return text if len(text) == 1 or not text.strip() else text.split()[0]
