@@ -122,33 +122,27 @@ def test_a_file_without_losses_is_named(tmp_path, content):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    "wrong",
     [
-        ({"contexts": (2, 1)}, "rising"),
-        ({"contexts": (1,), "nll": [[1.0]]}, "two or more"),
-        ({"nll": [[1.0, 2.0]]}, r"must be \[2,N\]"),
-        ({"nll": [[1.0, math.nan], [1.0, 1.0]]}, "not a finite"),
+        {"contexts": (2, 1)},
+        {"contexts": (1,), "nll": [[1.0]]},
+        {"nll": [[1.0, 2.0]]},
+        {"nll": [[1.0, math.nan], [1.0, 1.0]]},
     ],
 )
-def test_impossible_losses_are_refused(wrong, words):
-    with pytest.raises(AnalysisError, match=words):
+def test_impossible_losses_are_refused(wrong):
+    with pytest.raises(AnalysisError, match=r"ours: losses .* must be finite numbers \[C,N\]"):
         losses(**wrong)
 
 
 def test_a_group_that_cannot_be_compared_is_refused():
     other = losses("other", (1, 3))
-    with pytest.raises(AnalysisError, match="same contexts"):
+    with pytest.raises(AnalysisError, match=r"ours, other: .* same contexts"):
         gains([losses(), other], 0.5)
     elsewhere = [dataclasses.replace(losses(n), targets=n) for n in ("here", "there")]
-    with pytest.raises(AnalysisError, match="there and here were not measured on the same text"):
+    with pytest.raises(AnalysisError, match="here, there: must have losses of the same targets"):
         gains(elsewhere, 0.5)
     gains([elsewhere[0], losses("unknown")], 0.5)
-    with pytest.raises(AnalysisError, match="the same name"):
-        gains([losses(), losses()], 0.5)
-    with pytest.raises(AnalysisError, match="above 0"):
-        gains([losses()], 0.0)
-    with pytest.raises(AnalysisError, match="at least one"):
-        gains([], 0.5)
 
 
 # --------------------------------------------------------------------------------------
@@ -248,33 +242,6 @@ def test_the_table_has_two_groups_of_workdirs_and_recorded_losses(runs, tmp_path
     )
 
 
-@pytest.mark.slow
-def test_losses_are_used_again_only_while_model_and_settings_are_the_same(
-    runs, tmp_path, monkeypatch
-):
-    count = []
-    measure = context.measure
-
-    def counted(*arguments):
-        count.append(arguments)
-        return measure(*arguments)
-
-    monkeypatch.setattr(context, "measure", counted)
-    exp = experiment(f"m={tmp_path}/m")
-    shutil.copytree(runs / "ours", tmp_path / "m")
-    for _ in range(2):
-        recl_table.run(exp, str(tmp_path / "out"))
-    assert len(count) == 1
-    first = json.loads((tmp_path / "out" / "recl.json").read_text())["models"][0]["loss"]
-    rewritten(tmp_path / "m", "config.json", lambda v: v.__setitem__("seed", 1))
-    recl_table.run(exp, str(tmp_path / "out"))
-    assert len(count) == 2
-    assert json.loads((tmp_path / "out" / "recl.json").read_text())["models"][0]["loss"] != first
-    fewer = experiment(f"m={tmp_path}/m", **{"context.max_tokens": "50"})
-    recl_table.run(fewer, str(tmp_path / "out"))
-    assert len(count) == 3
-
-
 @pytest.mark.parametrize(
     ("models", "changes", "words"),
     [
@@ -294,11 +261,13 @@ def test_losses_are_used_again_only_while_model_and_settings_are_the_same(
         (("m={runs}/ours",), {"recl.longest": "900"}, r"m \(.*ours\): a context of 900 tokens"),
     ],
 )
-def test_unusable_models_are_refused_before_any_is_measured(runs, tmp_path, models, changes, words):
+def test_unusable_models_are_refused_before_any_is_measured(
+    runs, tmp_path, monkeypatch, models, changes, words
+):
+    monkeypatch.setattr(context, "measure", lambda *_: pytest.fail("a model was measured"))
     models = [m.format(runs=runs) for m in models]
     with pytest.raises(AnalysisError, match=words):
         recl_table.run(experiment(*models, **changes), str(tmp_path / "out"))
-    assert not (tmp_path / "out" / "recl").exists()
 
 
 def rewritten(workdir, name, change):
@@ -308,17 +277,17 @@ def rewritten(workdir, name, change):
     path.write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize("what", ["vocabulary", "text", "recorded", "short"])
-def test_models_that_cannot_be_compared_are_refused_before_any_is_measured(runs, tmp_path, what):
+@pytest.mark.parametrize("what", ["vocabulary", "recorded", "short"])
+def test_models_that_cannot_be_compared_are_refused_before_any_is_measured(
+    runs, tmp_path, monkeypatch, what
+):
+    monkeypatch.setattr(context, "measure", lambda *_: pytest.fail("a model was measured"))
     other = tmp_path / "other"
     shutil.copytree(runs / "shaw", other)
-    words = "trained on different texts"
+    words = "different vocabularies"
     if what == "vocabulary":
         rewritten(other, "vocab.json", lambda v: v["symbols"].__setitem__(0, "ß"))
         rewritten(other, "config.json", lambda v: v["corpus"].pop("vocab_hash"))
-        words = "different vocabularies"
-    elif what == "text":
-        rewritten(other, "config.json", lambda v: v["corpus"].__setitem__("source_hash", "0" * 64))
     else:
         other = tmp_path / "other.npz"
         n, words = (
@@ -327,7 +296,6 @@ def test_models_that_cannot_be_compared_are_refused_before_any_is_measured(runs,
         Losses("other", (4, 8, 12), np.ones((3, n), np.float32), "of other text").save(other)
     with pytest.raises(AnalysisError, match=words):
         recl_table.run(experiment(f"m={runs}/ours", f"o={other}"), str(tmp_path / "out"))
-    assert not (tmp_path / "out" / "recl").exists()
 
 
 def test_recorded_losses_without_a_length_are_refused(tmp_path):
@@ -349,14 +317,3 @@ def test_recorded_losses_alone_make_a_table_and_a_rising_loss_is_told(tmp_path, 
     found = np.array(share["gain_in_perplexity"])
     np.testing.assert_allclose([found[0, 1], found[1, 2]], want, rtol=1e-6)
     assert "at least 12*" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("gain", "brightest"), [(8.0, 8.0), (0.4, 4.0), (0.0, 0.0)])
-def test_colours_of_small_gains_are_dark(gain, brightest):
-    """The brightest colour is at least 5% of the perplexity: 4 of 80."""
-    absolute = np.array([[0.0, gain], [0.0, 0.0]])
-    models = [
-        Gains(name, (4, 8), part, part / 80)
-        for name, part in (("a", absolute), ("b", 0 * absolute))
-    ]
-    assert recl_table._scale(models) == pytest.approx(brightest)

@@ -300,8 +300,6 @@ NAMED_BY_HAND = {
     ("analysis/results.py", "path"): ELSEWHERE,
     ("analysis/recl.py", "expanded_text(path, 'path')"): ELSEWHERE,
     ("evaluation/split.py", "kept"): "evaluations.jsonl",
-    ("analysis/recl_table.py", "stored + '.json'"): "recl",
-    ("analysis/recl_table.py", "stored + '.npz'"): "recl",
     ("evaluation/any_text.py", "path"): ELSEWHERE,
     ("files.py", "path"): ELSEWHERE,
     ("files.py", "temporary"): ELSEWHERE,
@@ -358,8 +356,6 @@ def written_path(node):
     names = ("atomic_write", "write_json", "write_csv", "write_arrays", "append_new")
     if node.args and (name in names or (name == "append" and bare)):
         return node.args[0]
-    if name == "save" and not node.keywords and len(node.args) == 1:
-        return node.args[0]  # the method ``save`` of the class ``Losses``
     if name == "open" and len(node.args) > 1:
         mode = ast.unparse(node.args[1])
         return node.args[0] if set(mode) & set("wax+") or "O_CREAT" in mode else None

@@ -15,7 +15,6 @@ Absolute positions count from the window's end, so models with them need one run
 import dataclasses
 import hashlib
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -88,12 +87,12 @@ def check(model: TransformerXLConfig, tokens: np.ndarray | Pieces, c: ContextCon
             f"a context of {longest:,} tokens: the {c.split} split has only {len(tokens):,} tokens,"
             " and needs one more than the context; use shorter lengths"
         )
-    most = math.inf if model.segment_limit is None else model.segment_limit - c.stride + 1
-    if longest > most:
+    limit = model.segment_limit
+    if limit is not None and longest + c.stride - 1 > limit:
         raise AnalysisError(
-            f"a context of {longest:,} tokens: attention {model.attention!r} has only"
-            f" {model.segment_limit} positions; with context.stride={c.stride}, use lengths of at"
-            f" most {most}"
+            f"a context of {longest:,} tokens: attention {model.attention!r} has only {limit}"
+            f" positions; with context.stride={c.stride}, use lengths of at most"
+            f" {limit - c.stride + 1}"
         )
 
 
@@ -254,12 +253,6 @@ def summary(trained: TrainedModel, corpus: Corpus, losses: Losses) -> dict[str, 
     }
 
 
-def describe_kind(c: ContextConfig) -> str:
-    """Describes the kind of context and the stride."""
-    kinds = {"memory": "memory of that many states, segments of", "window": "windows, stride"}
-    return f"{kinds[c.kind]} {c.stride}"
-
-
 def set_length_axis(axes, c: ContextConfig) -> None:
     """Sets an x axis for context lengths, which is logarithmic if the lengths grow unevenly."""
     lengths = c.lengths
@@ -279,14 +272,11 @@ def _figure(trained: TrainedModel, result: dict[str, Any]):
     axes = figure.add_subplot(ylabel=UNIT_NAMES[unit])
     axes.plot(c.lengths, [r[unit] for r in result["results"]], marker="o")
     at_least = "at least " if result["effective_is_longest"] else ""
-    label = (
-        f"effective length {at_least}{effective:,} tokens"
-        f" (no longer context lowers perplexity by {100 * c.threshold:.3g}%)"
-    )
+    label = f"effective length {at_least}{effective:,} tokens"
     axes.axvline(effective, color="C3", linestyle="--", label=label)
     set_length_axis(axes, c)
     results.show_share(axes)
     axes.legend()
-    text = f"{result['label']}, {c.split} split, {result['targets']:,} targets, {describe_kind(c)}"
-    axes.set_title(f"{describe_model(trained)}\n{text}", fontsize=10)
+    text = f"{result['label']}, {c.split} split, {result['targets']:,} targets"
+    axes.set_title(f"{describe_model(trained)}\n{text}, {c.kind}, stride {c.stride}", fontsize=10)
     return figure

@@ -12,7 +12,6 @@ The RECL is the shortest length c whose gain to the next length is below the thr
 """
 
 import dataclasses
-import itertools
 import os
 import zipfile
 from collections.abc import Sequence
@@ -42,17 +41,13 @@ class Losses:
     targets: str = ""
 
     def __post_init__(self):
-        if len(self.contexts) < 2 or any(a >= b for a, b in itertools.pairwise(self.contexts)):
+        rising = len(self.contexts) > 1 and self.contexts == tuple(sorted(set(self.contexts)))
+        fits = self.nll.ndim == 2 and self.nll.shape[0] == len(self.contexts) and self.nll.size
+        if not rising or not fits or not np.isfinite(self.nll).all():
             raise AnalysisError(
-                f"{self.name}: contexts {self.contexts} must be two or more rising lengths"
+                f"{self.name}: losses {self.nll.shape} at contexts {self.contexts} must be finite"
+                " numbers [C,N], a row for each of two or more rising lengths"
             )
-        if self.nll.ndim != 2 or self.nll.shape[0] != len(self.contexts) or not self.nll.size:
-            raise AnalysisError(
-                f"{self.name}: losses {self.nll.shape} must be [{len(self.contexts)},N], a row for"
-                " each context length"
-            )
-        if not np.isfinite(self.nll).all():
-            raise AnalysisError(f"{self.name}: a loss is not a finite number")
 
     def mean(self) -> np.ndarray:
         """Returns the mean loss at each length in nats per target, float64 [C]."""
@@ -113,32 +108,24 @@ class Gains:
 
 def gains(group: Sequence[Losses], r: float) -> list[Gains]:
     """Computes the gains of every model of a group.
-    Raises AnalysisError if the models cannot be compared.
 
-    ``r`` is the share of hard targets, above 0 and at most 1.
+    ``r`` is the share of hard targets, above 0 and at most 1. Raises AnalysisError if the models
+    have losses at different lengths or on different targets.
     """
-    if not group:
-        raise AnalysisError("a group needs at least one model")
-    if not 0 < r <= 1:
-        raise AnalysisError(f"r = {r}: must be above 0 and at most 1")
-    names, first = [losses.name for losses in group], group[0]
-    if len(set(names)) < len(names):
-        raise AnalysisError(f"two models of the group have the same name: {', '.join(names)}")
-    for losses in group[1:]:
-        pair = f"{losses.name} and {first.name} were not measured"
-        if (losses.contexts, losses.nll.shape) != (first.contexts, first.nll.shape):
-            raise AnalysisError(f"{pair} at the same contexts on equally many targets")
-        if losses.targets and first.targets and losses.targets != first.targets:
-            raise AnalysisError(f"{pair} on the same text: the symbols of their targets differ")
-    contexts, n = first.contexts, first.nll.shape[1]
+    shapes = {(losses.contexts, losses.nll.shape) for losses in group}
+    if len(shapes) != 1 or len({losses.targets for losses in group} - {""}) > 1:
+        names = ", ".join(losses.name for losses in group)
+        raise AnalysisError(f"{names}: must have losses of the same targets at the same contexts")
+    ((contexts, (_, n)),) = shapes
     count = max(1, round(r * n))
-    absolute = {losses.name: np.zeros((len(contexts), len(contexts))) for losses in group}
+    absolute = np.zeros((len(group), len(contexts), len(contexts)))
     floor = np.zeros((len(contexts), 1))  # exp f(c,c), the same for all models
     for c in range(len(contexts)):
         baseline = np.min([losses.nll[c] for losses in group], axis=0).astype(np.float64)
         hard = np.argsort(-baseline, kind="stable")[:count]
         floor[c] = np.exp(baseline[hard].mean())
-        for losses in group:
+        for i, losses in enumerate(group):
             relative_loss = np.minimum(baseline[hard], losses.nll[:, hard]).mean(axis=1)
-            absolute[losses.name][c] = floor[c] - np.exp(relative_loss)
-    return [Gains(name, contexts, own, own / floor) for name, own in absolute.items()]
+            absolute[i, c] = floor[c] - np.exp(relative_loss)
+    named = zip(group, absolute, strict=True)
+    return [Gains(losses.name, contexts, own, own / floor) for losses, own in named]

@@ -1,15 +1,14 @@
 """Reports the RECL of groups of models as in the paper's table 8, and their gains as heat maps.
 
-The losses of each model are computed on the same targets at the same lengths (context.py). The file
-``recl/NAME.npz`` stores the losses, which are reused if parameters, text and settings are the same.
-Losses of other programs are given as ``NAME=FILE.npz`` (:meth:`txl_jax.analysis.recl.Losses.save`).
+The losses of each model are computed on the same targets at the same lengths (context.py). Losses
+that another program or ``--mode=context`` recorded are given as ``NAME=FILE.npz``
+(:meth:`txl_jax.analysis.recl.Losses.save`).
 """
 
 import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import re
 from typing import Any
 
@@ -19,19 +18,16 @@ from txl_jax.analysis import context, results
 from txl_jax.analysis.recl import Gains, Losses, gains
 from txl_jax.analysis.results import AnalysisError, new_figure, show_share
 from txl_jax.checkpoint.loading import load
-from txl_jax.checkpoint.tensors import parameters_hash
-from txl_jax.checkpoint.workdir import read_experiment, read_json, read_record, read_vocab
+from txl_jax.checkpoint.workdir import read_experiment, read_vocab
 from txl_jax.checkpoint.workdir_files import CONFIG, check_unused, register_outputs
 from txl_jax.config import ContextConfig, DataConfig, ExperimentConfig
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.pieces import running_text
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.evaluator import segment_bar
-from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.evaluation.split import corpus_record
-from txl_jax.files import write_json
 from txl_jax.model.precision import arithmetic_record
-from txl_jax.paths import make_folder, path
+from txl_jax.paths import path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +88,7 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
     }
     print(table(result), flush=True)
     last = f"RECL of {len(members)} models from contexts up to {c.lengths[-1]:,} tokens"
-    subtitle = f"{result['targets']:,} targets of {_text(result)}, {context.describe_kind(c)}"
+    subtitle = f"{_text(result)}, {c.kind}, stride {c.stride}"
     columns = ("r", "recl", "at_least", "loss_rises")
     files = {
         "recl.json": result,
@@ -152,36 +148,34 @@ def _collect_losses(
     data = None if exp.data == DataConfig() else exp.data
     own = [m for m in members if not m.recorded]
     vocabs = {m: read_vocab(m.path) for m in own}
-    describe = lambda v: f"{len(v):,} symbols of kind {v.kind}, sha256 {_hash(sorted(v.symbols))}"
-    kinds = {m: describe(vocab) for m, vocab in vocabs.items()}
+    kinds = {m: f"kind {v.kind}, sha256 {_hash(sorted(v.symbols))}" for m, v in vocabs.items()}
     _check_equal(kinds, "have different vocabularies, so they cannot be compared")
-    texts = {m: read_record(m.path).get("corpus", {}).get("source_hash", "") for m in own}
-    _check_equal(texts, "were trained on different texts; train them on the same text")
     losses = {m: _read_recorded(m, c) for m in members if m.recorded}
     targets = {m: (found.nll.shape[1], found.targets) for m, found in losses.items()}
     targets |= {m: _targets(m, vocabs[m], c, data) for m in own}
+    counts = {m: f"{count:,} targets" for m, (count, _) in targets.items()}
     _check_equal(
-        {m: f"{targets[m][0]:,} targets" for m in members},
-        "have different targets; check context.max_tokens, context.split and recl.longest",
+        counts, "have different targets; check context.max_tokens, context.split and recl.longest"
     )
-    _check_equal(
-        {m: targets[m][1] for m in members},
-        "do not predict the same text: the symbols of their targets differ; choose the same text"
-        " for all models with data.name and data.path",
-    )
+    hashes = {m: symbols for m, (_, symbols) in targets.items()}
+    fix = "choose the same text for all models with data.name and data.path"
+    _check_equal(hashes, f"do not predict the same text: their targets' symbols differ; {fix}")
     register_outputs(workdir, "recl")
-    measured: dict[Member, dict[str, Any]] = {}
-    text: dict[str, Any] = {}
-    for member in own:
-        losses[member], measured[member], text = _measure(member, c, data, workdir)
+    measured, text = dict[Member, dict[str, Any]](), dict[str, Any]()
+    for m in own:
+        trained = load(m.path)
+        corpus = corpus_from_config(data or trained.config.data, trained.vocab)
+        with segment_bar(f"{m.label}, contexts up to {c.lengths[-1]}") as progress:
+            losses[m] = context.measure(trained, corpus, c, m.name, progress)
+        arithmetic = arithmetic_record(trained.config.model, None)
+        measured[m], text = {"step": trained.step, **arithmetic}, corpus_record(corpus)
     return losses, measured, text
 
 
 def _check_equal(values: dict[Member, str], problem: str) -> None:
     """Raises AnalysisError if two models have different known values."""
     known = [(member, value) for member, value in values.items() if value]
-    for member, value in known[1:]:
-        first, expected = known[0]
+    for (first, expected), (member, value) in itertools.pairwise(known):
         if value != expected:
             raise AnalysisError(f"{member} and {first} {problem} ({value} and {expected})")
 
@@ -217,43 +211,6 @@ def _read_recorded(member: Member, c: ContextConfig) -> Losses:
     return Losses(member.name, c.lengths, losses.nll[rows], losses.targets)
 
 
-def _measure(
-    member: Member, c: ContextConfig, data: DataConfig | None, workdir: str
-) -> tuple[Losses, dict[str, Any], dict[str, Any]]:
-    """Returns a model's losses, measured or read from the folder ``recl``, and two records.
-
-    One has the model's step and arithmetic, the other describes the text.
-    """
-    trained = load(member.path)
-    arithmetic = arithmetic_record(trained.config.model, None)
-    corpus = corpus_from_config(data or trained.config.data, trained.vocab)
-    stored = os.path.join(workdir, "recl", member.label.replace(":", "-"))
-    model = under_protocol(trained.config.model, trained.config.evaluate)
-    settings = dataclasses.asdict(c)
-    del settings["threshold"]
-    if c.kind == "window":  # with memory, the visible context depends on the number of streams
-        del settings["batch_size"]
-    key = {
-        "step": trained.step,
-        "parameters": parameters_hash(trained.params),
-        "model": dataclasses.asdict(dataclasses.replace(model, kernel="auto")),
-        "source_hash": corpus.source_hash,
-        "symbols": _hash(trained.vocab.symbols),
-        **arithmetic,
-        "context": settings,
-    }
-    key = json.loads(json.dumps(key))
-    if path(stored + ".json").exists() and read_json(stored + ".json") == key:
-        losses = dataclasses.replace(Losses.load(stored + ".npz"), name=member.name)
-    else:
-        make_folder(os.path.dirname(stored))
-        with segment_bar(f"{member.label}, contexts up to {c.lengths[-1]}") as progress:
-            losses = context.measure(trained, corpus, c, member.name, progress)
-        losses.save(stored + ".npz")
-        write_json(stored + ".json", key)
-    return losses, {"step": trained.step, **arithmetic}, corpus_record(corpus)
-
-
 def _shares(
     losses: Losses, group: dict[float, list[Gains]], threshold: float
 ) -> list[dict[str, Any]]:
@@ -263,16 +220,10 @@ def _shares(
         own = next(model for model in models if model.name == losses.name)
         recl = own.recl(threshold)
         until = perplexity[: losses.contexts.index(recl) + 1]
-        shares.append(
-            {
-                "r": r,
-                "recl": recl,
-                "at_least": recl == losses.contexts[-1],
-                "loss_rises": bool(until[-1] >= until.min() * (1 + threshold)),
-                "gain_in_perplexity": own.absolute.tolist(),
-                "relative_gain": own.relative.tolist(),
-            }
-        )
+        share = {"r": r, "recl": recl, "at_least": recl == losses.contexts[-1]}
+        share |= {"loss_rises": bool(until[-1] >= until.min() * (1 + threshold))}
+        share |= {"gain_in_perplexity": own.absolute.tolist()}
+        shares.append(share | {"relative_gain": own.relative.tolist()})
     return shares
 
 
@@ -287,9 +238,8 @@ def table(result: dict[str, Any]) -> str:
     width = max(len("Model"), *(len(m["name"]) for m in result["models"]))
     columns = [f"{'r = ' + str(s['r']) + ' ':>18}" for s in result["models"][0]["shares"]]
     lines = [
-        f"relative effective context length in tokens ({result['targets']:,} targets of"
-        f" {_text(result)}; {result['kind']}, stride {result['stride']};"
-        f" gains of at least {result['threshold']:.2g} count):",
+        f"relative effective context length in tokens ({_text(result)}; {result['kind']}, stride"
+        f" {result['stride']}; gains of at least {result['threshold']:.2g} count):",
         f"  {'Model':<{width}}" + "".join(columns).rstrip(),
     ]
     for group, models in itertools.groupby(result["models"], lambda m: m["group"]):
@@ -305,19 +255,22 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _gain_rows(group_gains: dict[str, dict[float, list[Gains]]]) -> list[dict[str, Any]]:
-    columns = ("group", "model", "r", "c", "c_new", "gain_in_perplexity", "relative_gain")
-    rows = [
-        (group, m.name, r, m.contexts[i], m.contexts[j], m.absolute[i, j], m.relative[i, j])
+    return [
+        {
+            **{"group": group, "model": m.name, "r": r, "c": m.contexts[i], "c_new": m.contexts[j]},
+            "gain_in_perplexity": m.absolute[i, j],
+            "relative_gain": m.relative[i, j],
+        }
         for group, shares in group_gains.items()
         for r, models in shares.items()
         for m in models
         for i, j in itertools.combinations(range(len(m.contexts)), 2)
     ]
-    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def _text(result: dict[str, Any]) -> str:
-    return f"{result.get('label', 'recorded losses')}, {result['split']} split"
+    label = result.get("label", "recorded losses")
+    return f"{result['targets']:,} targets of {label}, {result['split']} split"
 
 
 def _heat_maps(group_gains: dict[str, dict[float, list[Gains]]], subtitle: str):
@@ -328,39 +281,31 @@ def _heat_maps(group_gains: dict[str, dict[float, list[Gains]]], subtitle: str):
     figure = new_figure(1 + 3.3 * n_shares, sum(heights))
     panels = figure.subfigures(len(group_gains), 1, height_ratios=heights, squeeze=False)[:, 0]
     for panel, (group, shares), count in zip(panels, group_gains.items(), counts, strict=True):
-        panel.suptitle(f"Gain from longer contexts{_suffix(group)}\n{subtitle}", fontsize=10)
+        title = ": ".join(filter(None, ("Gain from longer contexts", group)))
+        panel.suptitle(f"{title}\n{subtitle}", fontsize=10)
         grid = panel.subplots(count, n_shares, squeeze=False, sharex=True, sharey=True)
         for column, (r, models) in zip(grid.T, shares.items(), strict=True):
-            top = _scale(models)
+            largest = max(np.triu(model.absolute, 1).max() for model in models)
             for axes, model in zip(column, models, strict=True):
-                image = _heat_map(axes, model, top or 1.0)
+                image = _heat_map(axes, model, largest or 1.0)
                 axes.set_title(f"{model.name}, r = {r}", fontsize=9)
             column[-1].set_xlabel("longer context c' (tokens)", fontsize=8)
             size = {"fraction": 0.1 / count, "pad": 0.04 / count, "aspect": 25}
-            bar = panel.colorbar(image, ax=list(column), location="bottom", **size)
-            bar.set_label("exp f(c,c) - exp f(c,c') (perplexity per token)", fontsize=8)
-            bar.ax.tick_params(labelsize=7)
+            label = "exp f(c,c) - exp f(c,c') (perplexity per token)"
+            panel.colorbar(image, ax=list(column), location="bottom", label=label, **size)
         for axes in grid[:, 0]:
             axes.set_ylabel("context c (tokens)", fontsize=8)
     return figure
 
 
-def _scale(models: list[Gains]) -> float:
-    """Returns the gain of the brightest colour: the largest, and at least 5% of the perplexity."""
-    absolute = np.array([model.absolute for model in models])
-    best = np.unravel_index(np.triu(absolute, 1).argmax(), absolute.shape)
-    relative = models[best[0]].relative[best[1:]]
-    return float(absolute[best]) * max(1.0, results.LEAST_SHARE / max(relative, 1e-9))
-
-
-def _heat_map(axes, model: Gains, top: float):
+def _heat_map(axes, model: Gains, largest: float):
     n = len(model.contexts)
     ticks = range(0, n, -(-n // 10))
     labels = [model.contexts[i] for i in ticks]
     axes.set_xticks(ticks, labels, rotation=90, fontsize=7)
     axes.set_yticks(ticks, labels, fontsize=7)
     values = np.ma.masked_where(np.tri(n, dtype=bool), model.absolute)
-    return axes.imshow(values, vmin=0, vmax=top, cmap="viridis", aspect="auto")
+    return axes.imshow(values, vmin=0, vmax=largest, aspect="auto")
 
 
 def _curves(groups: dict[str, list[Losses]], subtitle: str, c: ContextConfig):
@@ -372,12 +317,7 @@ def _curves(groups: dict[str, list[Losses]], subtitle: str, c: ContextConfig):
             axes.plot(losses.contexts, np.exp(losses.mean()), marker="o", label=losses.name)
         context.set_length_axis(axes, c)
         show_share(axes)
-        axes.set_ylabel("perplexity per token")
+        axes.set(ylabel="perplexity per token", title=group)
         axes.legend()
-        axes.set_title(f"Perplexity by context length{_suffix(group)}", fontsize=10)
-    figure.suptitle(subtitle, fontsize=10)
+    figure.suptitle(f"Perplexity by context length\n{subtitle}", fontsize=10)
     return figure
-
-
-def _suffix(group: str) -> str:
-    return f", group {group}" if group else ""

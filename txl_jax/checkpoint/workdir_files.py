@@ -39,7 +39,7 @@ MODE_FILES: dict[str, tuple[str, ...]] = {
 FILES = (
     *(LOCK, OUTPUTS, PROBE, CHECKPOINTS, CONFIG, EXPORT, MODEL, VOCAB),
     *("library.log", "loss.png", "metrics.jsonl", "soft_targets.npz", "start.json"),
-    *(AUTOTUNED, "recl", "tensorboard", "wandb"),
+    *(AUTOTUNED, "tensorboard", "wandb"),
     *itertools.chain.from_iterable(MODE_FILES.values()),
 )
 """The names of all files and folders in a workdir, besides temporary files (``files.py``)."""
