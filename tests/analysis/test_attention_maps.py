@@ -425,7 +425,7 @@ def test_tokens_can_be_read():
     of = lambda vocab, text: [readable_token(vocab, i) for i in vocab.encode(text)]
     assert of(Vocab.all_bytes(), "a\n \té$") == ["a", "\\n", "␣", "\\t", "\\xc3", "\\xa9", "$"]
     assert of(Vocab.from_chars(["\n aé"]), "a\n é") == ["a", "\\n", "␣", "é"]
-    assert of(Vocab("letter", ["_", "a"]), "a a") == ["a", "␣", "a"]
+    assert of(Vocab("letter", ["_", "a"]), "a a") == ["a", "_", "a"]
     assert of(Vocab("word", ["<eos>", "a_b"]), "a_b\n") == ["a_b", "<eos>"]
 
 
@@ -513,7 +513,7 @@ def test_what_is_not_in_the_text_is_refused(settings, message):
 
 def test_lengths_that_a_model_cannot_be_read_with_are_refused():
     table = tiny_models.config(**tiny_models.attention("absolute_per_layer"))
-    with pytest.raises(AnalysisError, match=r"larger than model.n_positions = 9; .*mem_len=5"):
+    with pytest.raises(AnalysisError, match=r"larger than model.n_positions = 9; use smaller"):
         AttentionReader(trained(table, evaluated_with=0))
     window = tiny_models.config(same_length="pytorch")
     with pytest.raises(AnalysisError, match=r"mem_len = 0: the window same_length='pytorch'"):

@@ -7,13 +7,13 @@ import numpy as np
 
 from txl_jax.analysis.attention_weights import Averages
 from txl_jax.analysis.results import new_figure
-from txl_jax.data.vocab import SPACE, Vocab
+from txl_jax.data.vocab import Vocab
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LISTED, LEAST = 10, 5e-4
-"""The largest number of tokens listed beside a head, and their smallest probability."""
+LISTED = 10
+"""The largest number of tokens listed beside a head."""
 TERMS = {
     "a": "(a) content",
     "b": "(b) content-dependent position",
@@ -37,8 +37,7 @@ class PositionAttention:
     def largest(self, layer: int, head: int) -> list[int]:
         """Returns the distances with the largest attention weights of a head, in falling order."""
         x = self.probabilities[layer, head]
-        order = np.argsort(-x, kind="stable")[:LISTED]
-        return [int(d) for d in order if x[d] >= LEAST]
+        return [int(d) for d in np.argsort(-x, kind="stable")[:LISTED] if x[d] > 0]
 
     def text_around(self, distance: int, width: int) -> tuple[str, str, str]:
         """Returns a token with at most ``width`` characters of text on both sides."""
@@ -53,13 +52,10 @@ class PositionAttention:
         """Returns the position, the token, and each head's largest weights as a JSON object."""
         heads, token = [], lambda d: readable_token(self.vocab, self.tokens[-1 - d])
         for layer, head in self.heads:
+            x = self.probabilities[layer, head]
             listed = [
-                {
-                    "distance": d,
-                    "probability": round(float(self.probabilities[layer, head, d]), 6),
-                    "token": token(d),
-                    "text": "".join(self.text_around(d, 30)),
-                }
+                {"distance": d, "probability": round(float(x[d]), 6), "token": token(d)}
+                | {"text": "".join(self.text_around(d, 30))}
                 for d in self.largest(layer, head)
             ]
             span = round(float(spans[layer, head]), 3)
@@ -70,20 +66,16 @@ class PositionAttention:
 def readable_token(vocab: Vocab, token: int) -> str:
     """Returns a token as printable text, with ``␣`` for a space and escapes for other bytes."""
     symbol = vocab.symbols[int(token)]
-    if vocab.kind in ("word", "sentence"):
-        return symbol
     if vocab.kind == "byte":
         symbol = bytes([int(symbol)]).decode("ascii", "backslashreplace")
-    elif vocab.kind == "letter":
-        symbol = symbol.replace(SPACE, " ")
     symbol = symbol.replace(" ", "␣")
     return symbol if symbol.isprintable() else symbol.encode("unicode_escape").decode()
 
 
-def averages(about: dict[str, str], found: Averages, longest: int):
+def averages(about: dict[str, str], found: Averages):
     """Draws attention with a row per head and a column per distance, and the mean distances.
 
-    ``about`` describes ``model`` and ``data``. ``longest`` is the largest distance in training.
+    ``about`` describes ``model`` and ``data``.
     """
     from matplotlib.colors import LogNorm
 
@@ -93,32 +85,25 @@ def averages(about: dict[str, str], found: Averages, longest: int):
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[5, 1])
     edges = _edges(found.n_keys)
     x = found.binned(found.attention, edges).reshape(rows, -1)
-    low = max(x.max() * 1e-4, min(x[x > 0].min(), x.max() / 10))  # below the maximum in any case
-    norm = LogNorm(low, x.max(), clip=True)
+    norm = LogNorm(x.max() * 1e-4, x.max(), clip=True)
     image = left.pcolormesh(edges, np.arange(rows + 1) - 0.5, x, norm=norm, rasterized=True)
-    _distance_axis(left, found.n_keys, longest)
+    _distance_axis(left, found.n_keys)
     left.invert_yaxis()
     for axes, colour in ((left, "white"), (right, "0.8")):
         for layer in range(1, n_layer):
             axes.axhline(layer * n_head - 0.5, color=colour, lw=0.8)
-    if rows <= 48:
-        names = [f"{layer}.{head}" for layer in range(n_layer) for head in range(n_head)]
-        left.set_yticks(range(rows), names, fontsize=8)
-        left.set_ylabel("layer.head")
-    else:
-        middles = np.arange(n_layer) * n_head + (n_head - 1) / 2
-        left.set_yticks(middles, [str(layer) for layer in range(n_layer)])
-        left.set_ylabel(f"layer ({n_head} heads each, from head 0 down)")
+    shown = range(0, rows, -(-rows // 48))  # at most 48 labels have room
+    left.set_yticks(shown, ["{}.{}".format(*divmod(row, n_head)) for row in shown], fontsize=8)
+    left.set_ylabel("layer.head")
     right.barh(np.arange(rows), found.spans.reshape(-1), color="0.55", height=0.8)
     right.set_xlabel("mean distance\n(tokens)")
     size = {"pad": 0.02, "shrink": 0.9, "aspect": 25 + rows / 2}
-    bar = figure.colorbar(image, ax=left, location="left", **size)
-    bar.set_label("mean probability of one key")
+    figure.colorbar(image, ax=left, location="left", label="mean probability of one key", **size)
     _title(figure, f"Attention by distance, mean of {found.queries:,} tokens", about)
     return figure
 
 
-def terms(about: dict[str, str], found: Averages, longest: int):
+def terms(about: dict[str, str], found: Averages):
     """Draws the softmax of each single term by distance, averaged over the heads of a layer."""
     import matplotlib
 
@@ -126,23 +111,17 @@ def terms(about: dict[str, str], found: Averages, longest: int):
     panels = figure.subplots(2, 2, sharex=True, sharey=True).reshape(-1)
     edges = _edges(found.n_keys)
     centres = (edges[:-1] + edges[1:] - 1) / 2
-    n_layer = len(found.spans)
-    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, n_layer))
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, len(found.spans)))
     all_terms = found.binned(found.attention.mean(axis=(0, 1)), edges)
-    for axes, (letter, name) in zip(panels, TERMS.items(), strict=True):
-        if letter not in found.terms:
-            axes.set_axis_off()
-            continue
+    for axes, letter in zip(panels, sorted(found.terms), strict=False):
         by_layer = found.binned(found.terms[letter].mean(axis=1), edges)
         for layer, (x, colour) in enumerate(zip(by_layer, colours, strict=True)):
             axes.plot(centres, x, color=colour, lw=1.2, label=f"layer {layer}")
         axes.plot(centres, all_terms, color="black", lw=1, ls=":", label="all terms, all heads")
         axes.set_yscale("log")
-        axes.set_title(name, fontsize=10, loc="left")
+        axes.set_title(TERMS[letter], fontsize=10, loc="left")
         axes.grid(alpha=0.3)
-        _distance_axis(axes, found.n_keys, longest)
-    low, high = panels[0].get_ylim()
-    panels[0].set_ylim(min(low, high / 100), high)  # flat lines look flat on a wide axis
+        _distance_axis(axes, found.n_keys)
     for axes in panels[::2]:
         axes.set_ylabel("mean probability of one key")
     handles, labels = panels[0].get_legend_handles_labels()
@@ -175,14 +154,11 @@ def heads(about: dict[str, str], found: Averages, attention: PositionAttention):
 
 
 def _edges(n_keys: int) -> np.ndarray:
-    """Returns the edges of distance bins. A bin's width is 1/16 of its start, at least 1."""
-    edges = [0]
-    while edges[-1] < n_keys:
-        edges.append(min(n_keys, edges[-1] + max(1, edges[-1] // 16)))
-    return np.array(edges)
+    """Returns the edges of distance bins, which are narrow for small distances."""
+    return np.unique([0, *np.geomspace(1, n_keys, 100).round().astype(int)])
 
 
-def _distance_axis(axes: "Axes", n_keys: int, longest: int) -> None:
+def _distance_axis(axes: "Axes", n_keys: int) -> None:
     """Sets a logarithmic x axis for distances from 1 on, with a place for distance 0."""
     axes.set_xscale("symlog", linthresh=1, linscale=0.5, base=2)
     ticks = [0, *(2**i for i in range((n_keys - 1).bit_length()))]
@@ -190,11 +166,6 @@ def _distance_axis(axes: "Axes", n_keys: int, longest: int) -> None:
     axes.minorticks_off()
     axes.set_xlim(0, n_keys)
     axes.set_xlabel("distance (tokens)")
-    if longest < n_keys - 1:
-        axes.axvline(longest + 1, color="C3", lw=1, ls="--")
-        style: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": 7, "color": "C3"}
-        at_top = axes.get_xaxis_transform()
-        axes.text(longest + 1, 1.01, "longest in training ", transform=at_top, **style)
 
 
 def _title(figure: Any, title: str, about: dict[str, str]) -> None:

@@ -23,7 +23,7 @@ from txl_jax.analysis.attention_figures import PositionAttention
 from txl_jax.analysis.attention_weights import Averages, segment_attention
 from txl_jax.analysis.results import AnalysisError, describe_model, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel, memory_shapes
-from txl_jax.config import ExperimentConfig, ProtocolConfig
+from txl_jax.config import ProtocolConfig
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.pieces import running_text
 from txl_jax.data.streams import Streams, ordered_streams
@@ -58,17 +58,12 @@ def run(trained: TrainedModel, workdir: str) -> str:
         c.position, reader.at_position(tokens, c.position), before, averages.widest(c.widest), vocab
     )
     source = describe(reader.protocol, exp.model) + vocab_note(corpus, c.split)
-    about = {
-        "model": describe_model(trained),
-        "data": f"{corpus.name}, {source}",
-        "label": corpus.info["label"],
-    }
+    about = {"model": describe_model(trained), "data": f"{corpus.name}, {source}"}
+    about["label"] = corpus.info["label"]
     last = "widest heads: " + ", ".join(
         f"layer {layer} head {head} (mean distance {averages.spans[layer, head]:.0f} tokens)"
         for layer, head in at_position.heads
     )
-    longest = _longest_in_training(trained)
-    terms = lambda: figures.terms(about, averages, longest)
     files = {
         "attention.json": {
             **about,
@@ -84,19 +79,11 @@ def run(trained: TrainedModel, workdir: str) -> str:
             for row in averages.rows()
         ],
         "attention.npz": averages.arrays(),
-        "attention": lambda: figures.averages(about, averages, longest),
-        "attention_terms": terms if averages.terms else None,
+        "attention": lambda: figures.averages(about, averages),
+        "attention_terms": (lambda: figures.terms(about, averages)) if averages.terms else None,
         "attention_heads": lambda: figures.heads(about, averages, at_position),
     }
     return write_results(workdir, last, files)
-
-
-def _protocol(exp: ExperimentConfig) -> ProtocolConfig:
-    """Returns the protocol for reading. A model evaluated without memory recomputes its context."""
-    c, past = exp.attention, "mem_len" if exp.evaluate.mem_len else "context_len"
-    lengths: dict[str, Any] = {"seg_len": c.seg_len, "mem_len": 0, past: c.mem_len}
-    own = {key: getattr(exp.evaluate, key) for key in ("clamp_len", "same_length")}
-    return ProtocolConfig(split=c.split, batch_size=c.batch_size, **lengths, **own)
 
 
 class AttentionReader:
@@ -107,8 +94,12 @@ class AttentionReader:
     """
 
     def __init__(self, trained: TrainedModel):
-        self.settings = c = trained.config.attention
-        self.protocol, self._params = _protocol(trained.config), jax.device_put(trained.params)
+        self.settings, evaluate = trained.config.attention, trained.config.evaluate
+        c, past = self.settings, "mem_len" if evaluate.mem_len else "context_len"
+        lengths: dict[str, Any] = {"seg_len": c.seg_len, "mem_len": 0, past: c.mem_len}
+        own = {key: getattr(evaluate, key) for key in ("clamp_len", "same_length")}
+        self.protocol = ProtocolConfig(split=c.split, batch_size=c.batch_size, **lengths, **own)
+        self._params = jax.device_put(trained.params)
         self.n_keys = c.mem_len + c.seg_len
         self._warm_up = -(-c.mem_len // c.seg_len)  # segments until memory or context is full
         model = under_protocol(trained.config.model, self.protocol)
@@ -119,16 +110,12 @@ class AttentionReader:
             )
         limit = model.segment_limit
         if limit is not None and self.n_keys > limit:
-            fix = f"use attention.mem_len={limit - c.seg_len}"
-            if c.seg_len > limit:
-                fix = f"use attention.seg_len={limit} and attention.mem_len=0"
             raise AnalysisError(
                 f"attention.mem_len = {c.mem_len} + attention.seg_len = {c.seg_len} is larger than"
-                f" model.n_positions = {limit}; {fix}"
+                f" model.n_positions = {limit}; use smaller lengths"
             )
         self._model = TransformerXL(model)
-        p = self.protocol
-        check_arrays(_WORK, memory_shapes(model, p.batch_size, p.mem_len))
+        check_arrays(_WORK, memory_shapes(model, c.batch_size, self.protocol.mem_len))
         measure = functools.partial(segment_attention, self._model)
         self._measure = Checked(jax.jit(measure, donate_argnums=2), _WORK)
         read = lambda params, *args: self._model.apply({"params": params}, *args)[1]
@@ -204,11 +191,3 @@ class AttentionReader:
         streams = ordered_streams(tokens, p.batch_size, p.seg_len, **options)
         before_last = (p.batch_size - 1) * streams.targets_per_stream  # the last stream is shortest
         return streams, max(0, streams.n_targets - before_last) // p.seg_len
-
-
-def _longest_in_training(trained: TrainedModel) -> int:
-    """Returns the largest distance to which the model could attend in training."""
-    model, c = trained.config.model, trained.config.train
-    if model.same_length:
-        return c.mem_len - (model.same_length == "pytorch")
-    return c.seg_len + c.mem_len + c.context_len - 1

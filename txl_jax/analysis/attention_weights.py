@@ -23,11 +23,7 @@ from txl_jax.model.attention import Attention
 from txl_jax.model.kernels import AttentionInputs
 from txl_jax.model.memory import Memory
 from txl_jax.model.positions import Positions, relative_shift
-from txl_jax.model.scores import (
-    content_scores,
-    position_scores,
-    position_scores_by_distance,
-)
+from txl_jax.model.scores import content_scores, position_scores, position_scores_by_distance
 from txl_jax.model.transformer_xl import TransformerXL
 
 
@@ -181,23 +177,18 @@ class Averages:
         names = [f"{a}" if b == a + 1 else f"{a}-{b - 1}" for a, b in itertools.pairwise(edges)]
         shares = np.add.reduceat(self.attention * self.seen, edges[:-1], axis=-1) / self.queries
         return [
-            {
-                "layer": layer,
-                "head": head,
-                "mean_distance": float(span),
-                "share_by_distance": dict(zip(names, shares[layer, head].tolist(), strict=True)),
-            }
+            {"layer": layer, "head": head, "mean_distance": float(span)}
+            | {"share_by_distance": dict(zip(names, shares[layer, head].tolist(), strict=True))}
             for (layer, head), span in np.ndenumerate(self.spans)
         ]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns float32 arrays: ``attention``, ``term_a`` .. ``term_d`` [L,N,K], ``seen`` [K]."""
-        terms = {f"term_{letter}": x for letter, x in self.terms.items()}
-        arrays = {"attention": self.attention, **terms, "seen": self.seen}
+        arrays = {"attention": self.attention, "seen": self.seen}
+        arrays |= {f"term_{letter}": x for letter, x in self.terms.items()}
         return {name: x.astype(np.float32) for name, x in arrays.items()}
 
 
 def doubling_edges(n_keys: int) -> np.ndarray:
     """Returns the edges 0, 1, 2, 4, 8, .. K of distance bins, which double in width."""
-    powers = 2 ** np.arange(max(n_keys - 1, 0).bit_length())
-    return np.array([0, *powers, n_keys])
+    return np.array([0, *(2 ** np.arange(max(n_keys - 1, 0).bit_length())), n_keys])
