@@ -13,7 +13,7 @@ from tiny_runs import TABLE
 from tiny_runs import train as train_loop
 
 from txl_jax import modes
-from txl_jax.analysis import ablation
+from txl_jax.analysis import ablation, sweep
 from txl_jax.analysis.results import AnalysisError
 from txl_jax.checkpoint.errors import AnotherRunError
 from txl_jax.checkpoint.loading import load
@@ -199,7 +199,7 @@ def test_a_signal_to_one_training_stops_the_table(table, tmp_path, monkeypatch, 
         trained.append(folder)
         raise Stopped(sent, ", and the state is saved")
 
-    monkeypatch.setattr(ablation, "train_and_evaluate", stopped)
+    monkeypatch.setattr(sweep, "train_and_evaluate", stopped)
     assert modes.ablate(table, {}, str(tmp_path)) == code
     assert trained == [str(tmp_path / "memory")]
     assert f"stopped by {sent.name}, and the state is saved; to resume:" in capsys.readouterr().err

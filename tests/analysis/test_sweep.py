@@ -185,10 +185,9 @@ def test_runs_with_other_settings_in_the_folder_are_refused(folder):
     other, train = experiment(folder, **{"model.d_model": 32}), fake_train(loss_of)
     with pytest.raises(WorkdirError) as error:
         sweep_mode.run(other, str(folder / "s"), train)
-    first, fix, *different = str(error.value).splitlines()
-    assert first == f"workdir={folder / 's'}: is the folder of another sweep"
-    assert fix.startswith(f"name another folder; what differs in {folder / 's'}/")
-    assert different == ["model.d_model: 16 -> 32"]
+    first, *_, different = str(error.value).splitlines()
+    assert f"{folder / 's'}/" in first
+    assert different == "model.d_model: 16 -> 32"
     assert train.folders == []
 
 

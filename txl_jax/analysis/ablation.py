@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from txl_jax.analysis.results import AnalysisError, new_figure, show_share, write_results
+from txl_jax.analysis.sweep import train_run
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import parameter_count
 from txl_jax.checkpoint.workdir_files import CONFIG, check_unused, register_outputs
@@ -41,7 +42,7 @@ from txl_jax.parallel.processes import print_once
 from txl_jax.parallel.shardings import scoring_mesh
 from txl_jax.paths import path
 from txl_jax.training.plan import check_evaluation_memory, locked_workdirs, plan_run
-from txl_jax.training.run import is_trained, train_and_evaluate
+from txl_jax.training.run import is_trained
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
 
@@ -55,32 +56,17 @@ class RowRun:
     given: bool = False
 
 
-def train_row(exp: ExperimentConfig, workdir: str) -> None:
-    """Trains a row, and prints its held-out loss."""
-    print_once("\n".join(train_and_evaluate(exp, workdir).lines))
-
-
 def run(
     config: str,
     overrides: Mapping[str, str],
     workdir: str,
-    train: Callable[[ExperimentConfig, str], None] = train_row,
+    train: Callable[[ExperimentConfig, str], None] = train_run,
 ) -> None:
     """Trains unfinished rows with ``train``, scores all rows, and writes the table."""
     processes.on_process_zero(lambda: check_unused(workdir, "ablation"))
     runs = table_runs(config, overrides, workdir)
     c = runs[0].exp.ablation
-    for one in runs:  # checked before hours of training
-        check_longest_evaluation(one.exp, attention_lengths(one.exp, c.lengths)[1])
-    texts = {one.exp.data.name: one.row for one in runs}
-    if len(texts) > 1:
-        raise AnalysisError(
-            f"rows of different texts ({', '.join(texts)}) cannot be compared; select rows of one"
-            f" text with {argument('config.ablation.rows', 'ROW,ROW')}"
-        )
-    check_split([one for one in runs if not one.given], c)
-    for one in runs:
-        check_settings(one)
+    check_runs(runs, c)
     processes.on_process_zero(lambda: register_outputs(workdir, "ablation"))
     trained = lambda one: one.given or is_trained(one.exp, one.workdir)
     left = processes.on_process_zero(lambda: [not trained(one) for one in runs])
@@ -109,25 +95,22 @@ def table_runs(config: str, overrides: Mapping[str, str], workdir: str) -> list[
     file, _, variant = config.partition(":")
     c = load_config(config, overrides).ablation
     all_rows = config_rows(file)
+    named = argument("config", config)
     if not all_rows:
-        raise AnalysisError(
-            f"{argument('config', config)}: has no rows; name a table, such as configs/table6.py"
-        )
+        raise AnalysisError(f"{named}: has no rows; name a table, such as configs/table6.py")
     if variant not in ("", "smoke"):
-        raise AnalysisError(
-            f"{argument('config', config)}: name the table without a row; select rows with"
-            f" {argument('config.ablation.rows', 'ROW,ROW')}"
-        )
+        select = argument("config.ablation.rows", "ROW,ROW")
+        raise AnalysisError(f"{named}: name the table without a row; select rows with {select}")
     given = {}
     for text in c.workdirs:
         row, _, given[row] = text.partition("=")
         if not given[row]:
             raise AnalysisError(f"config key ablation.workdirs: {text!r} must be ROW=WORKDIR")
-    for row in (*c.rows, *given):
-        if row not in all_rows:
+    for key, rows in (("rows", c.rows), ("workdirs", given)):
+        if unknown := [row for row in rows if row not in all_rows]:
             raise AnalysisError(
-                f"config key ablation.{'rows' if row in c.rows else 'workdirs'}: there is no row"
-                f" {row!r}; the rows are {', '.join(all_rows)}"
+                f"config key ablation.{key}: there is no row {unknown[0]!r}; the rows are"
+                f" {', '.join(all_rows)}"
             )
     runs = []
     for row in c.rows or all_rows:
@@ -142,24 +125,34 @@ def table_runs(config: str, overrides: Mapping[str, str], workdir: str) -> list[
     return runs
 
 
-def check_split(runs: list[RowRun], c: AblationConfig) -> None:
-    """Raises DataError if the split is too short for the evaluation streams of a row."""
-    load_once = functools.cache(corpus_from_config)
+def check_runs(runs: list[RowRun], c: AblationConfig) -> None:
+    """Checks all runs before hours of training.
+
+    Raises ConfigError if evaluation at the longest length exceeds the memory of the devices,
+    AnalysisError for rows of different texts, DataError if the split is too short for the streams
+    of a row, and AnotherRunError if the folder of a row has a run with other settings.
+    """
     for one in runs:
+        longest = attention_lengths(one.exp, c.lengths)[1][-1]
+        exp = dataclasses.replace(one.exp, evaluate=protocol_at_length(one.exp, longest))
+        name = f"evaluation at ablation.lengths {longest}"
+        check_evaluation_memory(exp, Work.sized_by(name, "ablation.lengths", "evaluate.batch_size"))
+    texts = {one.exp.data.name: one.row for one in runs}
+    if len(texts) > 1:
+        raise AnalysisError(
+            f"rows of different texts ({', '.join(texts)}) cannot be compared; select rows of one"
+            f" text with {argument('config.ablation.rows', 'ROW,ROW')}"
+        )
+    load_once = functools.cache(corpus_from_config)
+    for one in (one for one in runs if not one.given):
         corpus = processes.process_zero_first(functools.partial(load_once, one.exp.data))
-        p = one.exp.evaluate
-        split = first_targets(getattr(corpus, c.split), c.max_tokens)
-        name = f"{one.row}: the {c.split} split"
-        ordered_streams(split, p.batch_size, p.seg_len, name=name)
+        p, split = one.exp.evaluate, first_targets(getattr(corpus, c.split), c.max_tokens)
+        ordered_streams(split, p.batch_size, p.seg_len, name=f"{one.row}: the {c.split} split")
         if p.dynamic.rule == "rms":
             ordered_streams(corpus.train, p.batch_size, p.seg_len, name="the train split")
-
-
-def check_settings(one: RowRun) -> None:
-    """Raises AnotherRunError if the folder of a row has a run with other settings."""
-    if not one.given and path(one.workdir, CONFIG).exists():
-        with locked_workdirs(plan_run(one.exp, one.workdir)):
-            pass
+        if path(one.workdir, CONFIG).exists():
+            with locked_workdirs(plan_run(one.exp, one.workdir)):
+                pass
 
 
 def score_row(one: RowRun, c: AblationConfig) -> dict[str, Any]:
@@ -213,13 +206,6 @@ def attention_lengths(exp: ExperimentConfig, lengths: tuple[int, ...]) -> tuple[
             f" {exp.name}; a model without memory needs at least evaluate.seg_len"
         )
     return train_length, selected
-
-
-def check_longest_evaluation(exp: ExperimentConfig, lengths: list[int]) -> None:
-    """Raises ConfigError if evaluation at the longest length exceeds the memory of the devices."""
-    exp = dataclasses.replace(exp, evaluate=protocol_at_length(exp, lengths[-1]))
-    name = f"evaluation at ablation.lengths {lengths[-1]}"
-    check_evaluation_memory(exp, Work.sized_by(name, "ablation.lengths", "evaluate.batch_size"))
 
 
 def protocol_at_length(exp: ExperimentConfig, length: int) -> ProtocolConfig:

@@ -39,7 +39,6 @@ _WORK = Work.sized_by("the probe", "probe.mem_lens", "probe.answers", "probe.dis
 def run(trained: TrainedModel, workdir: str) -> str:
     """Writes the accuracy by distance and memory length as ``probe*``. Returns the last line."""
     check(trained)
-    check_probe_memory(trained)
     c, t = trained.config, trained.config.train
     found = []
     for mem_len in memory_lengths(trained):
@@ -91,6 +90,7 @@ def check(trained: TrainedModel) -> None:
             f"config key probe.mem_lens = {c.probe.mem_lens}: attention"
             f" {c.model.attention!r} has no memory; give 0 alone"
         )
+    check_probe_memory(trained)
 
 
 def check_probe_memory(trained: TrainedModel) -> None:
@@ -125,13 +125,9 @@ def score_distance(
     ]
     logits, answers = np.concatenate(batches)[: len(tokens)], tokens[:, -1]
     losses = -jax.nn.log_softmax(jnp.asarray(logits))[np.arange(len(answers)), answers]
-    return {
-        "mem_len": mem_len,
-        "distance": distance,
-        "accuracy": float(np.mean(logits.argmax(axis=-1) == answers)),
-        "loss_nats": float(np.mean(np.asarray(losses))),
-        "answers": len(answers),
-    }
+    accuracy = float(np.mean(logits.argmax(axis=-1) == answers))
+    scored = {"mem_len": mem_len, "distance": distance, "accuracy": accuracy}
+    return scored | {"loss_nats": float(np.mean(np.asarray(losses))), "answers": len(answers)}
 
 
 def draw_texts(
@@ -227,8 +223,7 @@ def figure_of(result: dict[str, Any], found: list[tuple[dict[str, Any], list[dic
         label = f"memory {mem_len}" + ("" if mem_len == trained else f" (trained with {trained})")
         label += f": reach {entry['reach']}, measured {entry['measured']}"
         values = [row["distance"] for row in rows], [row["accuracy"] for row in rows]
-        size = max(9 - 2.5 * i, 3)  # decreasing sizes, so that all markers are visible
-        axes.plot(*values, marker="o", markersize=size, color=f"C{i}", label=label)
+        axes.plot(*values, marker="o", color=f"C{i}", label=label)
         axes.axvline(entry["reach"], color=f"C{i}", ls=":", lw=1)
     axes.axhline(result["chance"], color="0.3", lw=1, label=f"chance, 1/{text['symbols']}")
     axes.set(ylim=(0, 1.05), ylabel=f"accuracy of {result['rows'][0]['answers']} answers")

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DPI, LEAST_SHARE = 120, 0.05
-
 
 class AnalysisError(UserError, ValueError):
     """An analysis is impossible. The message has the reason and says what to do."""
@@ -31,22 +29,18 @@ def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str
     arrays by name (``.npz``). A name without a suffix has a function that draws a figure, or None.
     If a file has an error, ``last_line`` is printed before it is raised.
     """
+    writers: dict[str, Any] = {".json": write_json, ".csv": write_csv, ".npz": write_arrays}
     written = []
     try:
         for name, content in files.items():
             if content is None:
                 continue
-            path = os.path.join(workdir, name)
-            written.append(name if os.path.splitext(name)[1] else f"{name}.png")
-            match os.path.splitext(name)[1]:
-                case ".json":
-                    write_json(path, content)
-                case ".csv":
-                    write_csv(path, content)
-                case ".npz":
-                    write_arrays(path, content)
-                case _:
-                    save_figure(content(), workdir, name)
+            if write := writers.get(os.path.splitext(name)[1]):
+                write(os.path.join(workdir, name), content)
+                written.append(name)
+            else:
+                save_figure(content(), workdir, name)
+                written.append(f"{name}.png")
     except BaseException:  # the result must not be lost
         print(last_line, file=stdout(), flush=True)
         raise
@@ -64,14 +58,14 @@ def new_figure(width: float = 8, height: float = 5) -> "Figure":
     """Creates an empty figure without a window. The width and the height are in inches."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    return Figure(figsize=(width, height), dpi=120, layout="constrained")
 
 
 def show_share(axes: "Axes") -> None:
     """Makes a y axis span at least 5% of its middle, so that small differences look small."""
     low, high = axes.get_ylim()
     middle = (low + high) / 2
-    half = max(high - low, LEAST_SHARE * abs(middle)) / 2
+    half = max(high - low, 0.05 * abs(middle)) / 2
     axes.set_ylim(middle - half, middle + half)
 
 

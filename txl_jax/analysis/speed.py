@@ -14,7 +14,6 @@ model on a GPU), and the ratios of floating-point operations.
 """
 
 import dataclasses
-import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -212,8 +211,8 @@ def window_nll(model: TransformerXL, efficient: bool) -> Callable[..., Any]:
         mems = self.init_mems(inputs.shape[0], 0)
         return self.nll(inputs, targets, mems, context_len=inputs.shape[1] - 1)[0]
 
-    apply = functools.partial(model.apply, method=last_position if efficient else every_position)
-    return lambda params, inputs, targets: apply({"params": params}, inputs, targets)
+    method = last_position if efficient else every_position
+    return lambda params, *text: model.apply({"params": params}, *text, method=method)
 
 
 def memory_flops(c: TransformerXLConfig, length: int, seg_len: int) -> float:

@@ -53,9 +53,8 @@ class Sweep(NamedTuple):
     def __str__(self) -> str:
         about = "validation loss"
         width = max(map(len, [about, *(row.name for row in self.rows)]))
-        lines = [
-            f"{about:<{width}}  seeds  {'mean ' + self.unit:>10}  {'spread':>10}  {'best':>10}"
-        ]
+        columns = f"{'mean ' + self.unit:>10}  {'spread':>10}  {'best':>10}"
+        lines = [f"{about:<{width}}  seeds  {columns}"]
         for row in self.rows:
             shown = "  failed"
             if row.values:
@@ -82,15 +81,8 @@ def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any] = 
     processes.on_process_zero(lambda: _check_validation(pairs))
     processes.on_process_zero(lambda: register_outputs(workdir, "sweep"))
     for plan in plans:
-        try:
-            with locked_workdirs(plan):
-                pass
-        except AnotherRunError as error:
-            named, one = argument("workdir", shown_path(workdir)), shown_path(plan.runs[0][1])
-            details = [f"name another folder; what differs in {one}:", *error.details[1:]]
-            raise AnotherRunError(
-                f"{named}: is the folder of another sweep", details=details
-            ) from None
+        with locked_workdirs(plan):  # raises AnotherRunError for a run with other settings
+            pass
     done = lambda one, w: is_trained(one, w) and path(w, MODE_FILES["evaluate"][0]).exists()
     left = processes.on_process_zero(lambda: [not done(*pair) for pair in pairs])
     for n, (one, folder) in itertools.compress(enumerate(pairs, 1), left):
@@ -141,12 +133,15 @@ def grid_runs(exp: ExperimentConfig, workdir: str) -> list[tuple[str, dict[str, 
     grid = {k: v if isinstance(v, list) else [v] for k, v in exp.sweep.grid.items()}
     how = argument("config.sweep.grid.optimizer.learning_rate", "1e-3,3e-4")
     for key, values in (grid or {"": []}).items():
-        why = "does not change the trained model; leave this key out" if is_free(key) else ""
-        texts = "changes the text, and losses on different texts cannot be compared"
-        why = texts if key[:5] == "data." else why
-        seeds = "cannot be a key of a sweep; give the number of seeds as sweep.seeds"
-        why = seeds if key in ("seed", "train.num_seeds") else why
-        why = why if values else f"has no values; give settings with values, such as {how}"
+        why = ""
+        if not values:
+            why = f"has no values; give settings with values, such as {how}"
+        elif key in ("seed", "train.num_seeds"):
+            why = "cannot be a key of a sweep; give the number of seeds as sweep.seeds"
+        elif key.startswith("data."):
+            why = "changes the text, and losses on different texts cannot be compared"
+        elif is_free(key):
+            why = "does not change the trained model; leave this key out"
         if why:
             where = f"config key sweep.grid.{key}".removesuffix(".")
             raise ConfigError(f"{where} = {short_repr(values if key else grid)}: {why}")
