@@ -280,7 +280,7 @@ def test_a_new_matrix_and_its_moments_are_sharded_by_their_first_axis(name, shap
         params = {part: params}
     wanted = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
     (found,) = jax.tree.leaves(Shardings(mesh).parameters(params))
-    count, *moments = jax.tree.leaves(Shardings(mesh).optimizer_state(optax.adam(0.1).init(params)))
+    count, *moments = jax.tree.leaves(Shardings(mesh).parameters(optax.adam(0.1).init(params)))
     assert count.is_fully_replicated
     assert len(moments) == 2
     for sharding in (found, *moments):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -43,20 +44,13 @@ PARAMETERS: dict[str, tuple[str | None, ...]] = {
     "softmax_bias": ("tensor",),  # [V]
     **dict.fromkeys(("embedding_projection", "softmax_projection"), (None, "fsdp")),  # [d,D]
     "cluster_weight": (None, "fsdp"),  # [C,d]
-    "mixture_latent": ("fsdp", None, None),  # [D,K,d]
-    "past_weight": ("fsdp", None),  # [d,d]
     "past_bias": ("tensor",),  # [V]
-    # Small parameters are replicated.
-    "scale": (None,),  # [D]
-    **dict.fromkeys((f"norm_{at}/bias" for at in ("attention", "feed_forward", "output")), (None,)),
-    **dict.fromkeys((f"gate_{at}/bias" for at in ("attention", "feed_forward")), (None,)),
-    **dict.fromkeys(("outer/bias", "output_bias"), (None,)),  # [D]
-    **dict.fromkeys(("cluster_bias", "past_weight_bias"), (None,)),  # [C], [d]
     **dict.fromkeys(("mixture_prior", "mixture_latent_bias"), (None, None)),  # [D,K], [K,d]
 }
-"""The mesh axis of each axis of every parameter, or ``None`` if it is not sharded. A key is the end
-of a parameter's path, without a cluster's number. Stacked layers have one axis more, and so have
-``u`` and ``v`` if each layer has its own."""
+"""The mesh axis of each axis of a parameter, or ``None`` if it is not sharded. A key is the end of
+a parameter's path, without a cluster's number. Other matrices are sharded by their first axis over
+``fsdp``, and other vectors are replicated. Stacked layers have one axis more, and so have ``u`` and
+``v`` if each layer has its own."""
 
 
 def make_mesh(
@@ -70,9 +64,8 @@ def make_mesh(
 
     ``devices`` are all devices of the run unless given. With several processes all devices take
     part: those that get no rows repeat the work of others, along the axis ``copies``. Raises
-    ConfigError if the devices are too few, if they do not divide rows, heads or inner width, or if
-    the size of the mesh does not divide the devices of several processes or of a TPU slice (libtpu
-    has no programs for other parts of one).
+    ConfigError if the devices are too few, do not divide rows, heads or inner width, or cannot be
+    used in part (those of several processes, and of a TPU slice).
     """
     devices = jax.devices() if devices is None else devices
     rows = batch_size // micro_batches
@@ -147,15 +140,9 @@ def _data_sizes(c: MeshConfig, devices: Sequence[jax.Device]) -> list[int]:
 
 def _is_part(used: int, devices: Sequence[jax.Device]) -> bool:
     """Tells whether a mesh of ``used`` devices can run beside the others, or with copies of it."""
-    return _rule(devices) is None or len(devices) % used == 0
-
-
-def _rule(devices: Sequence[jax.Device]) -> str | None:
-    """Returns why the devices in use must divide all devices, or ``None`` if they need not."""
-    if _many_processes(devices):
-        return "with several processes the number in use must divide the number of devices"
-    on_tpu = devices[0].platform == "tpu"
-    return "on TPUs the number in use must divide the number of devices" if on_tpu else None
+    # Every process must take part, and libtpu has no programs for other parts of a slice.
+    any_number = devices[0].platform != "tpu" and not _many_processes(devices)
+    return any_number or len(devices) % used == 0
 
 
 def _many_processes(devices: Sequence[jax.Device]) -> bool:
@@ -185,8 +172,8 @@ def _mesh(
         if count % others:
             works = f"fsdp x tensor = {others} must divide {count}"
         raise ConfigError(
-            f"config key mesh = {axes}: uses {used} of {count} devices, and {_rule(devices)};"
-            f" {works}"
+            f"config key mesh = {axes}: uses {used} of {count} devices, and with several processes"
+            f" or on TPUs the number in use must divide the number of devices; {works}"
         )
     repeated = count // used if _many_processes(devices) else 1
     used *= repeated
@@ -213,8 +200,7 @@ def _mesh(
 
 def one_device(device: jax.Device) -> Mesh:
     """Returns the mesh of a single device."""
-    alone: Any = np.array([device]).reshape([1] * len(AXES))
-    return Mesh(alone, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return jax.make_mesh((1, 1, 1), AXES, (AxisType.Auto,) * len(AXES), devices=[device])
 
 
 def _sizes(batch_size: int, divisor: int) -> str:
@@ -244,25 +230,13 @@ class Shardings:
         return self._sharding(None, ROWS) if leading_axis else self._sharding(ROWS)
 
     def parameters(self, tree: Any) -> Any:
-        """Returns the shardings of parameters, or of a tree of them; layers may be stacked.
+        """Returns the shardings by :data:`PARAMETERS` of parameters, or of an optimizer's state.
 
-        A parameter that :data:`PARAMETERS` does not have is sharded by its first axis over
-        ``fsdp``, or replicated if it is a vector.
+        Layers may be stacked. Moments are sharded as their parameters, and counts replicated.
         """
         return jax.tree_util.tree_map_with_path(
-            lambda path, leaf: self._of_axes(_rule_of(path, leaf.ndim), leaf), tree
+            lambda path, leaf: self.sharded(_axes_of(path, leaf.ndim), leaf.shape), tree
         )
-
-    def optimizer_state(self, tree: Any) -> Any:
-        """Returns the shardings of an optimizer's state: moments are sharded as their parameters.
-
-        A count is replicated.
-        """
-        return self.parameters(tree)
-
-    def _of_axes(self, axes: tuple[str | None, ...], leaf: Any) -> NamedSharding:
-        """Shards the last axes of an array; [L] comes first where layers are stacked."""
-        return self.sharded((*[None] * (leaf.ndim - len(axes)), *axes), leaf.shape)
 
     def sharded(self, axes: tuple[Any, ...], shape: tuple[int, ...]) -> NamedSharding:
         """Returns the sharding of an array over those of the mesh axes that divide its shape."""
@@ -275,24 +249,17 @@ class Shardings:
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
 
-def _rule_of(path: tuple[Any, ...], n_axes: int) -> tuple[str | None, ...]:
-    """Returns the mesh axes of the last axes of a parameter, or of one of its moments."""
-    own = n_axes - ("layers" in _name(path).split("/"))  # without the axis of stacked layers
-    unknown = ("fsdp", *[None] * (own - 1)) if own > 1 else ()
-    return PARAMETERS.get(_key(path), unknown)[:n_axes]
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _key(path: tuple[Any, ...]) -> str:
-    """Returns the key of a parameter in :data:`PARAMETERS`."""
-    *_, module, name = ("", *_name(path).split("/"))
-    if name in ("kernel", "bias"):
-        return f"{module}/{name}"
+def _axes_of(path: tuple[Any, ...], n_axes: int) -> tuple[str | None, ...]:
+    """Returns the mesh axis of each axis of a parameter, or of one of its moments."""
+    *modules, name = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+    own = n_axes - ("layers" in modules)  # without the axis of stacked layers
     stem, _, number = name.rpartition("_")
-    return stem if number.isdigit() else name
+    key = stem if number.isdigit() else name
+    if name in ("kernel", "bias"):
+        key = "/".join([*modules[-1:], name])
+    unknown = ("fsdp", *[None] * (own - 1)) if own > 1 else ()
+    axes = PARAMETERS.get(key, unknown)[:n_axes]
+    return (*[None] * (n_axes - len(axes)), *axes)
 
 
 def vary_alike(tree: Any) -> Any:
@@ -383,3 +350,27 @@ def equal_on_copies(tree: Any, mesh: Mesh | None) -> Any:
     whole: Any = {"in_specs": PartitionSpec(), "out_specs": PartitionSpec()}
     over = jax.shard_map(mean, mesh=mesh, **whole, axis_names={COPIES}, check_vma=False)
     return over(tree)
+
+
+def zero_after(
+    done: jax.Array, number: jax.Array, mesh: Mesh | None = None, axes: tuple[Any, ...] = ()
+) -> jax.Array:
+    """Returns an int32 zero that depends on ``done`` (floats, not empty, maybe NaN).
+
+    Adding it makes a dependency that the compiler cannot remove. Without one, a compiler may
+    overwrite an array before all reads and keep a copy for the readers, or compute several large
+    arrays at once.
+
+    ``number`` is int32 [], not negative, and unknown to the compiler. ``done`` is sharded over
+    ``axes`` of ``mesh``. Each device waits only for its own part, without a collective operation.
+    """
+    if mesh is None or mesh.size == 1:
+        return _zero_after(done, number)
+    parts, whole = Shardings(mesh).sharded(axes, done.shape).spec, PartitionSpec()
+    specs: Any = {"in_specs": (parts, whole), "out_specs": whole}
+    return jax.shard_map(_zero_after, mesh=mesh, **specs, check_vma=False)(done, number)
+
+
+def _zero_after(done: jax.Array, number: jax.Array) -> jax.Array:
+    element = done.reshape(-1)[0].astype(jnp.float32)
+    return jax.lax.bitcast_convert_type(element, jnp.int32) & jnp.minimum(number, 0)

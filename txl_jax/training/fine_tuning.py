@@ -106,7 +106,7 @@ def load_initial_params(
     if exp.model.scan_layers:
         stacked = shardings.parameters(state.params)
         params = jax.jit(stack_layers, out_shardings=stacked)(params)
-    spread = shardings.optimizer_state(state.opt_state)
+    spread = shardings.parameters(state.opt_state)
     state = state.replace(params=params, opt_state=None)  # gives memory back before it is needed
     start = lambda params: optimizer.init(jax.tree.map(jnp.copy, params))  # updates donate both
     return state.replace(opt_state=jax.jit(start, out_shardings=spread)(params))

@@ -64,7 +64,7 @@ def state_shardings(shardings: Shardings, abstract: TrainState) -> TrainState:
     return TrainState(
         step=shardings.replicated(),  # type: ignore[arg-type]
         params=shardings.parameters(abstract.params),
-        opt_state=shardings.optimizer_state(abstract.opt_state),
+        opt_state=shardings.parameters(abstract.opt_state),
         mems=memory_shardings(shardings),
         averages=shardings.parameters(abstract.averages),
     )

@@ -14,8 +14,7 @@ from txl_jax.data.on_device import BatchPosition, DeviceText, training_position
 from txl_jax.data.streams import Streams
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.parallel.ordering import zero_after
-from txl_jax.parallel.shardings import equal_on_copies
+from txl_jax.parallel.shardings import equal_on_copies, zero_after
 from txl_jax.training.loss import batch_loss, denominators, scored_weights
 from txl_jax.training.optimizer import schedule
 from txl_jax.training.skipping import skip_bad_update

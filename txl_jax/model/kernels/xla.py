@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from txl_jax.model.derivatives import with_derivatives
 from txl_jax.model.kernels import reference
 from txl_jax.model.kernels.reference import AttentionInputs
-from txl_jax.parallel.ordering import zero_after
+from txl_jax.parallel.shardings import zero_after
 
 HALVED_FROM = {"cpu": 64}
 """By platform: short segments of at least this many queries are computed as two groups."""
