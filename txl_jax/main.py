@@ -43,9 +43,9 @@ _STEP = flags.DEFINE_string("step", "best", _ABOUT)
 _COMPLETION = flags.DEFINE_string("completion", None, _ABOUT)
 _DISTRIBUTED = flags.DEFINE_bool("distributed", False, _ABOUT)
 _COORDINATOR = flags.DEFINE_string("coordinator", None, _ABOUT)
-_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, _ABOUT)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, _ABOUT, 1, 1 << 20)
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, _ABOUT)
-_HEARTBEAT = flags.DEFINE_integer("heartbeat_seconds", 60, _ABOUT)
+_HEARTBEAT = flags.DEFINE_integer("heartbeat_seconds", 60, _ABOUT, 1, 24 * 3600)
 
 _PRINTING_MODES = ("generate", "score", "interactive", "compile", "settings")
 """The modes whose result is on standard output, though some of them write files too."""

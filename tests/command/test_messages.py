@@ -78,18 +78,19 @@ def test_a_setting_without_a_value_is_refused(refused):
 @pytest.mark.parametrize(
     ("flag", "rule"),
     [
-        ("--heartbeat_seconds=-5", "must be from 1 to 86400"),
-        ("--heartbeat_seconds=0", "must be from 1 to 86400"),
-        (f"--heartbeat_seconds={2**31}", "must be from 1 to 86400"),
-        ("--num_processes=0", "must be from 1 to 1048576"),
-        ("--num_processes=-1", "must be from 1 to 1048576"),
-        (f"--num_processes={2**64}", "must be from 1 to 1048576"),
+        ("--heartbeat_seconds=-5", "[1, 86400]"),
+        ("--heartbeat_seconds=0", "[1, 86400]"),
+        (f"--heartbeat_seconds={2**31}", "[1, 86400]"),
+        ("--num_processes=0", "[1, 1048576]"),
+        ("--num_processes=-1", "[1, 1048576]"),
+        (f"--num_processes={2**64}", "[1, 1048576]"),
     ],
 )
 def test_numbers_of_processes_and_seconds_have_a_range(flag, rule, refused, tmp_path):
     many = ("--coordinator=localhost:1", "--num_processes=2", "--process_id=0")
     workdir = f"--workdir={tmp_path}"
-    assert refused(QUICKSTART, workdir, *many, flag) == f"{flag}: {rule}"
+    refusal = f"flag {flag}: {flag.partition('=')[2]} is not an integer in the range {rule}"
+    assert refused(QUICKSTART, workdir, *many, flag) == refusal
 
 
 @pytest.mark.parametrize("port", ["²", "٣", "1_0", "9" * 5000])

@@ -77,7 +77,6 @@ def test_what_another_run_chose_since_the_cache_was_lost_is_not_taken(tmp_path, 
         lambda text: "[1]",
         lambda text: '{"choices": 1}',
         lambda text: text.replace("a.textproto", "../a.textproto"),
-        lambda text: text.replace('"fast"', "1"),
     ],
 )
 def test_choices_of_another_version_or_of_a_damaged_file_are_made_anew(damage, tmp_path, cache):

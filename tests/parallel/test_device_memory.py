@@ -195,23 +195,11 @@ def test_what_an_accelerator_holds_is_counted_once(monkeypatch, resident, spare)
             check_program(WORK, jitted.lower(x), resident)
 
 
-@pytest.mark.parametrize(
-    ("said", "shown"),
-    [
-        (
-            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12.50GiB.",
-            " (12.50GiB more were needed)",
-        ),
-        ("RESOURCE_EXHAUSTED: XLA:TPU compile permanent error.", ""),
-    ],
-)
-def test_a_device_that_runs_out_of_memory_names_the_settings_that_help(said, shown):
+def test_a_device_that_runs_out_of_memory_names_the_settings_that_help():
     with pytest.raises(ConfigError) as error, machine.explained(TRAINING):
-        raise jax.errors.JaxRuntimeError(said)
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory: 12.50GiB.")
     message = str(error.value)
-    assert message == (
-        f"training ran out of the memory of a device of 16.0 GiB{shown}: {TRAINING.advice}"
-    )
+    assert message == (f"training ran out of the memory of a device of 16.0 GiB: {TRAINING.advice}")
     for name in ("train.micro_batches", "model.remat", "mesh.fsdp", "train.batch_size"):
         assert name in message
 

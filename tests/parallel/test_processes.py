@@ -162,14 +162,14 @@ def test_sigterm_to_one_of_two_ends_both_saved_at_the_same_step(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (("node0:1234", None, 0), "--num_processes=N: missing; give --coordinator=HOST:PORT"),
-        ((None, 2, None), "--coordinator=HOST:PORT and --process_id=I: missing"),
+        (("node0:1234", None, 0), "--coordinator=HOST:PORT, --num_processes=N and --process_id=I"),
+        ((None, 2, None), "--coordinator=HOST:PORT, --num_processes=N and --process_id=I: give"),
         (("node0", 2, 0), "--coordinator=node0: must be HOST:PORT, such as node0:12345"),
         ((":1234", 2, 0), "--coordinator=:1234: must be HOST:PORT"),
         (("node0:0", 2, 0), "must be HOST:PORT"),
         (("node0:70000", 2, 0), "must be HOST:PORT"),
         (("node0:1234", 2, 2), "--process_id=2: must be from 0 to --num_processes - 1 = 1"),
-        (("node0:1234", 0, 0), "--num_processes=0: must be from 1 to"),
+        (("node0:1234", 0, 0), "--process_id=0: must be from 0 to"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(flags, text, monkeypatch):

@@ -81,10 +81,6 @@ def _read_file(file: str, made_by: str) -> Choices:
     try:
         found = json.loads(path(file).read_text())
         kept = found["choices"] if found["made_by"] == made_by else {}
-        return {
-            name: text
-            for name, text in kept.items()
-            if Path(name).name == name and isinstance(text, str)
-        }
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return {}
+    return {name: text for name, text in kept.items() if Path(name).name == name}

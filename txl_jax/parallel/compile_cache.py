@@ -5,7 +5,6 @@ import hashlib
 import platform
 import re
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -21,11 +20,10 @@ LIMIT = 2 * 2**30
 def keep_compiled_programs() -> None:
     """Makes JAX cache the programs that take over a second to compile.
 
-    The cache is the folder ``compiled`` of ``$TXL_DATA_DIR`` or ``~/.cache/txl_jax``. This call
-    reduces the cache to :data:`LIMIT` bytes, unless ``JAX_COMPILATION_CACHE_MAX_SIZE`` is set.
-    (With this variable, jax 0.10.2 stores nothing in a folder that was filled without it.)
-    ``JAX_COMPILATION_CACHE_DIR`` names another folder, and ``JAX_ENABLE_COMPILATION_CACHE=false``
-    turns caching off. If the folder cannot be used, a warning is printed and the run continues.
+    The cache is the folder ``compiled`` of ``$TXL_DATA_DIR`` or ``~/.cache/txl_jax``, reduced to
+    :data:`LIMIT` bytes unless ``JAX_COMPILATION_CACHE_MAX_SIZE`` is set. (With this variable, jax
+    0.10.2 stores nothing in a folder that was filled without it.) ``JAX_COMPILATION_CACHE_DIR``
+    names another folder. If the folder cannot be used, a warning is printed.
     """
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
@@ -44,24 +42,19 @@ def remove_longest_unused(folder: Path, limit: int) -> None:
 
     Several processes may do this at once. Many file systems record only the day of the last read.
     """
-    found, kept = [], 0
-    with contextlib.suppress(OSError):
-        for file in folder.glob("*-cache"):
-            with contextlib.suppress(OSError):  # another process has removed it
-                stat = file.stat()
-                found.append((max(stat.st_atime, stat.st_mtime), stat.st_size, file))
-    for _, size, file in sorted(found, reverse=True):
-        kept += size
-        if kept > limit:
-            with contextlib.suppress(OSError):
-                file.unlink()
+    with contextlib.suppress(OSError):  # the next start removes the rest
+        stats = [(file.stat(), file) for file in folder.glob("*-cache")]
+        kept = 0
+        for stat, file in sorted(stats, key=lambda x: -max(x[0].st_atime, x[0].st_mtime)):
+            kept += stat.st_size
+            if kept > limit:
+                file.unlink(missing_ok=True)
 
 
 def cache_folder() -> Path | None:
     """Returns the folder of compiled programs in use, for files beside them, if it is local."""
-    settings: Any = jax.config
-    folder = settings.jax_compilation_cache_dir
-    if settings.jax_enable_compilation_cache and folder and not is_remote(folder):
+    folder = jax.config.values["jax_compilation_cache_dir"]
+    if folder and not is_remote(folder):
         return Path(folder)
     try:
         return _folder()

@@ -137,11 +137,8 @@ def explained(work: Work) -> Iterator[None]:
             raise
         limit = memory_of_each()
         which = "" if limit is None else f" of {_gib(limit)}"
-        asked = re.search(r"[\d.]+ ?[KMGT]i?B?", str(error).partition("RESOURCE_EXHAUSTED")[2])
-        more = f" ({asked.group()} more were needed)" if asked else ""
-        raise ConfigError(
-            f"{work.what} ran out of the memory of a device{which}{more}: {work.advice}"
-        ) from error
+        message = f"{work.what} ran out of the memory of a device{which}: {work.advice}"
+        raise ConfigError(message) from error
 
 
 def array_bytes(tree: Any) -> int:
@@ -157,12 +154,11 @@ def array_bytes(tree: Any) -> int:
 
 def _compare(work: Work, needed: int, devices: list[jax.Device], bound: str = "") -> None:
     available = memory_of_each(devices)
-    if available is None or needed <= available:
-        return
-    raise ConfigError(
-        f"{work.what} needs {bound}{_gib(needed)} of memory on each device, which has"
-        f" {_gib(available)}: {work.advice}"
-    )
+    if available is not None and needed > available:
+        raise ConfigError(
+            f"{work.what} needs {bound}{_gib(needed)} of memory on each device, which has"
+            f" {_gib(available)}: {work.advice}"
+        )
 
 
 def _gib(size: int) -> str:

@@ -29,9 +29,6 @@ from txl_jax.standard_streams import stderr, stdout
 
 T = TypeVar("T")
 
-_CONNECT_SECONDS = 300
-_LONGEST_HEARTBEAT = 24 * 3600
-_MOST_PROCESSES = 1 << 20
 _SHUTDOWN_SECONDS = 24 * 3600  # the others wait, since process 0 may still write
 _alone = threading.local()  # ``working``: whether process 0 works while the others wait for it
 _SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
@@ -61,7 +58,7 @@ def initialise(
 
     Raises ConfigError if flags contradict each other, or if no cluster or connection is found.
     """
-    check_flags(coordinator, num_processes, process_id, heartbeat_seconds)
+    check_flags(coordinator, num_processes, process_id)
     order_collectives(distributed or coordinator is not None)
     if not distributed and coordinator is None:
         return
@@ -74,7 +71,6 @@ def initialise(
             process_id=process_id,
             # Otherwise a cluster's variables limit each process to one device of its machine.
             cluster_detection_method=None if coordinator is None else "deactivate",
-            initialization_timeout=_CONNECT_SECONDS,
             heartbeat_timeout_seconds=heartbeat_seconds,
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
         )
@@ -92,10 +88,10 @@ def initialise(
 def order_collectives(many_processes: bool) -> None:
     """Makes XLA keep the order of a program's collectives on several CPU devices.
 
-    Call this before JAX starts its devices. XLA's default scheduler may start independent
-    collectives in different orders on different CPU devices. All devices then wait, and XLA aborts
-    after 40 seconds. The flag is set in ``XLA_FLAGS``, because a program from the compilation cache
-    ignores its own compiler options. If the user has set the flag, it is kept.
+    Call this before JAX starts its devices. By default, XLA may start independent collectives in
+    different orders on different CPU devices, which then wait until XLA aborts after 40 seconds.
+    The flag is set in ``XLA_FLAGS``, because a program from the compilation cache ignores its own
+    compiler options. If the user has set the flag, it is kept.
     """
     flags, settings = os.environ.get("XLA_FLAGS", ""), jax.config.values
     several = (
@@ -107,22 +103,14 @@ def order_collectives(many_processes: bool) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {_SCHEDULER}=false".strip()
 
 
-def check_flags(
-    coordinator: str | None, num_processes: int | None, process_id: int | None, heartbeat_seconds=60
-) -> None:
-    """Raises ConfigError if a flag is out of range, or the coordinator's flags are incomplete."""
-    ranges = (heartbeat_seconds, _LONGEST_HEARTBEAT), (num_processes, _MOST_PROCESSES)
-    for name, (value, most) in zip(("heartbeat_seconds", "num_processes"), ranges, strict=True):
-        if value is not None and not 1 <= value <= most:
-            raise ConfigError(f"--{name}={short_repr(value)}: must be from 1 to {most}")
+def check_flags(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
+    """Raises ConfigError if the flags of the coordinator are incomplete or out of range."""
+    if coordinator is None and num_processes is None and process_id is None:
+        return
     if coordinator is None or num_processes is None or process_id is None:
-        flags = ("--coordinator=HOST:PORT", "--num_processes=N", "--process_id=I")
-        values = (coordinator, num_processes, process_id)
-        missing = [flag for flag, value in zip(flags, values, strict=True) if value is None]
-        if len(missing) == len(flags):
-            return
-        what = f"missing; give {', '.join(flags[:2])} and {flags[2]} together"
-        raise ConfigError(f"{' and '.join(missing)}: {what}")
+        raise ConfigError(
+            "--coordinator=HOST:PORT, --num_processes=N and --process_id=I: give all three or none"
+        )
     host, _, port = coordinator.rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
         why = "must be HOST:PORT, such as node0:12345"
