@@ -187,17 +187,6 @@ def test_the_hub_gives_back_what_was_pushed(trained, hub):
     assert hub.asked[-1] == ("me/tiny", "v1")
 
 
-def test_a_folder_with_a_typing_error_is_told_by_the_run_that_it_is_like(tmp_path):
-    for name in ("mine", "other"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "mine" / "config.json").write_text("{}")
-    like = r"mien: there is no such folder; the nearest run is .*/mine$"
-    with pytest.raises(WorkdirError, match=like):
-        txl_jax.load(tmp_path / "mien")
-    with pytest.raises(WorkdirError, match=r"othr: there is no such folder; start one with"):
-        txl_jax.load(tmp_path / "othr")  # the nearest folder is no run
-
-
 def test_what_is_nowhere_is_a_clear_error(hub, tmp_path, monkeypatch):
     with pytest.raises(
         WorkdirError,

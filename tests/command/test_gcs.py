@@ -24,7 +24,7 @@ from tiny_runs import corpus_and_experiment, train
 
 import txl_jax
 from txl_jax import files, modes, paths, records
-from txl_jax.checkpoint import lease
+from txl_jax.checkpoint import lock
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.lock import LockedError, training_lock
@@ -161,8 +161,8 @@ def other_holder(place):
 @pytest.mark.slow
 def test_a_killed_run_of_this_machine_leaves_its_bucket_lock_free(place, monkeypatch):
     with other_holder(place) as process:
-        monkeypatch.setattr(lease, "_STEP", 0.1)
-        monkeypatch.setattr(lease, "EXPIRES_AFTER", 2 * lease.RENEWED_EVERY)
+        monkeypatch.setattr(lock, "_STEP", 0.1)
+        monkeypatch.setattr(lock, "EXPIRES_AFTER", 2 * lock.RENEWED_EVERY)
         refused = pytest.raises(LockedError, match=f"process {process.pid} on .* trains in this")
         with refused, training_lock(place):
             pass
@@ -178,15 +178,15 @@ def test_a_killed_run_of_this_machine_leaves_its_bucket_lock_free(place, monkeyp
 def test_a_lock_of_another_machine_is_taken_when_it_is_no_longer_renewed(
     place, monkeypatch, capsys
 ):
-    monkeypatch.setattr(lease, "_STEP", 0.05)
-    monkeypatch.setattr(lease, "RENEWED_EVERY", 0.1)
-    monkeypatch.setattr(lease, "EXPIRES_AFTER", 1.0)
-    monkeypatch.setattr(lease, "_machine", lambda: "another")
+    monkeypatch.setattr(lock, "_STEP", 0.05)
+    monkeypatch.setattr(lock, "RENEWED_EVERY", 0.1)
+    monkeypatch.setattr(lock, "EXPIRES_AFTER", 1.0)
+    monkeypatch.setattr(lock, "_machine", lambda: "another")
     with training_lock(place):
         held = paths.path(place, ".lock").read_bytes()
         with pytest.raises(LockedError), training_lock(place):  # the lock is renewed
             pass
-        monkeypatch.setattr(lease, "_machine", lambda: "this")
+        monkeypatch.setattr(lock, "_machine", lambda: "this")
         with pytest.raises(LockedError), training_lock(place):
             pass
     capsys.readouterr()

@@ -285,8 +285,8 @@ def test_a_workdir_that_cannot_be_written_is_refused(tmp_path):
     config = write_config(tmp_path)
     (tmp_path / "file").write_text("")
     assert refused(f"--config={config}", f"--workdir={tmp_path}/file/run") == (
-        f"error: --workdir={tmp_path}/file/run: cannot be written (Not a directory); name a"
-        " folder that can be written"
+        f"error: --workdir={tmp_path}/file/run: cannot be written (Not a directory); name"
+        " another workdir, or make the folder writable"
     )
 
 

@@ -366,19 +366,19 @@ write_fragment()
 def test_a_folder_without_space_is_refused_before_the_work(tmp_path, monkeypatch, name):
     folder = tmp_path / name
     folder.mkdir(exist_ok=True)
-    mkdtemp = tempfile.mkdtemp
+    temporary_file = tempfile.TemporaryFile
 
-    def full_there(suffix=None, prefix=None, dir=None):
+    def full_there(dir):
         if pathlib.Path(dir) == folder:
             limited.enter_context(small_files(100))  # only 100 bytes of a file can be written
-        return mkdtemp(suffix, prefix, dir)
+        return temporary_file(dir=dir)
 
-    monkeypatch.setattr(tempfile, "mkdtemp", full_there)
+    monkeypatch.setattr(tempfile, "TemporaryFile", full_there)
     what = f"its folder {name} cannot" if name else "cannot"
     refused = rf"workdir=.*: {what} be written \(File too large\)"
     with contextlib.ExitStack() as limited, pytest.raises(WorkdirError, match=refused):
         check_writable(str(tmp_path), WRITTEN_IN)
-    assert list(folder.glob(".writable*")) == []
+    assert [path for path in folder.iterdir() if path.is_file()] == []
 
 
 def test_a_file_in_place_of_the_checkpoints_is_refused_before_the_work(tmp_path):
@@ -394,16 +394,16 @@ def test_a_run_is_refused_before_it_compiles_where_checkpoints_cannot_be_written
 ):
     workdir = tmp_path / "run"
     (workdir / "checkpoints").mkdir(parents=True)
-    mkdtemp = tempfile.mkdtemp
+    temporary_file = tempfile.TemporaryFile
 
-    def full_there(suffix=None, prefix=None, dir=None):
+    def full_there(dir):
         if pathlib.Path(dir) == workdir / "checkpoints":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return mkdtemp(suffix, prefix, dir)
+        return temporary_file(dir=dir)
 
-    monkeypatch.setattr(tempfile, "mkdtemp", full_there)
+    monkeypatch.setattr(tempfile, "TemporaryFile", full_there)
     monkeypatch.setattr("txl_jax.training.run.train", None)
-    refused = r"its folder checkpoints cannot be written \(the disk is full\); make it writable"
+    refused = r"its folder checkpoints cannot be written \(the disk is full\); name another workdir"
     with pytest.raises(WorkdirError, match=refused):
         modes.train(experiment(tmp_path), str(workdir))
 

@@ -113,8 +113,8 @@ class CheckpointFolder:
 
     def damaged(self) -> list[str]:
         """Returns the names of the checkpoints that were moved aside, oldest first."""
-        found = (re.fullmatch(r"damaged-(\d+)(?:-\d+)?", name) for name in names(self.path))
-        return [m[0] for m in sorted(filter(None, found), key=lambda m: int(m[1]))]
+        found = [name for name in names(self.path) if re.fullmatch(r"damaged-\d+(-\d+)?", name)]
+        return sorted(found, key=lambda name: int(name.split("-")[1]))
 
     def begin_replacing(self, step: int) -> None:
         """Renames a checkpoint to ``replaced-<step>``, so that its step can be saved again."""

@@ -29,7 +29,6 @@ from txl_jax.checkpoint.orbax_items import RAW
 from txl_jax.checkpoint.workdir_files import FORMAT, check_path
 from txl_jax.config import CheckpointConfig, differing_keys
 from txl_jax.files import write_failure_reason
-from txl_jax.messages import short_repr
 from txl_jax.parallel import processes
 from txl_jax.parallel.processes import on_process_zero
 
@@ -47,9 +46,6 @@ class Checkpoints(contextlib.AbstractContextManager):
         if c is not None:
             on_process_zero(self._folder.finish_replacing)
             on_process_zero(self._folder.remove_temporary)
-
-    def __repr__(self) -> str:
-        return f"Checkpoints({short_repr(self._folder.path)})"
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -99,7 +95,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         try:
             manager = self._opened()
             self._finish_save()  # _before_commit of the previous save reads self._saving
-            self._remove_late_files()
+            if self._failed:  # its threads may have written files since
+                self._folder.remove_temporary()
             self._saving = step, {k: len(jax.tree.leaves(v)) for k, v in arrays.items()}
             saved = manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
         except Exception as error:  # Orbax and its threads raise many types
@@ -137,17 +134,10 @@ class Checkpoints(contextlib.AbstractContextManager):
 
         Only process 0 checks, because other processes may see a new file in a shared folder late.
         """
-        saving = self._saving
-        try:
-            if self._manager is not None:
-                self._manager.wait_until_finished()
-        except Exception:  # an interrupt is no Exception: the save continues
-            self._saving = None
-            raise
-        self._saving = None
-        if saving is None or not processes.is_process_zero():
-            return
-        if saving[0] not in self._folder.steps():
+        if self._manager is not None:
+            self._manager.wait_until_finished()  # after an interrupt the save continues
+        saving, self._saving = self._saving, None
+        if saving and processes.is_process_zero() and saving[0] not in self._folder.steps():
             raise CheckpointError(f"the files of step {saving[0]} are missing after the save")
 
     def _save_error(self, what: str, error: Exception) -> CheckpointError:
@@ -166,15 +156,11 @@ class Checkpoints(contextlib.AbstractContextManager):
         reason = str(error) if known else write_failure_reason(error)
         return CheckpointError(f"{what} cannot be written in {self._folder.path}: {reason}; {kept}")
 
-    def _remove_late_files(self) -> None:
-        """Removes files that threads of a failed save wrote after :meth:`_save_error`."""
-        if self._failed:
-            self._folder.remove_temporary()
-
     def close(self) -> None:
         """Waits for running saves and closes Orbax; the next use reads the folder again."""
         self.wait()
-        self._remove_late_files()
+        if self._failed:
+            self._folder.remove_temporary()
         if self._manager is not None:
             self._manager.close()
             self._manager = None
@@ -186,8 +172,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
         ``abstract`` has the shapes, dtypes and shardings of the state, and ``config`` the settings
         of this run. Steps after ``upto`` are ignored. Raises CheckpointError if the checkpoint has
-        another config, another format, or parameters only. It is also raised if all checkpoints are
-        damaged, because a run that starts again would discard its records.
+        another config, another format, or parameters only, or if all checkpoints are damaged.
         """
         for step in reversed([s for s in self.steps() if upto is None or s <= upto]):
             meta, fault = self._checked_meta(step)

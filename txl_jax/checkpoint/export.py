@@ -10,7 +10,7 @@ import dataclasses
 import os
 import pathlib
 import re
-import secrets
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from txl_jax.files import atomic_write, write_json
 from txl_jax.messages import shown_path
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.paths import is_remote, local_folder, make_folder, names, remove_folder
+from txl_jax.paths import is_remote, local_folder, make_folder, names
 from txl_jax.progress import waiting_for
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -99,7 +99,10 @@ def programs(model: TransformerXL, params: Any, c: ExportConfig) -> dict[str, Pr
     memory has no cache, and therefore only ``logits`` and ``nll``.
     """
     model = TransformerXL(dataclasses.replace(model.cfg, kernel="xla", remat="none"))
-    cfg, shape, apply = model.cfg, jax.ShapeDtypeStruct, _apply(model)
+    cfg, shape = model.cfg, jax.ShapeDtypeStruct
+    apply = lambda params, *inputs, **options: model.apply(
+        {"params": unflatten_dict(params, sep="/")}, *inputs, **options
+    )
     rows = c.batch_size or jax.export.symbolic_shape("B")[0]
     arrays = {name: shape(x.shape, x.dtype) for name, x in flat_params(params).items()}
     row, ids = shape((rows,), np.int32), shape((rows, c.seg_len), np.int32)
@@ -139,13 +142,6 @@ def programs(model: TransformerXL, params: Any, c: ExportConfig) -> dict[str, Pr
     return found
 
 
-def _apply(model: TransformerXL) -> Callable:
-    """Returns ``model.apply`` for a dict of parameters by path, as in the safetensors file."""
-    return lambda params, *inputs, **options: model.apply(
-        {"params": unflatten_dict(params, sep="/")}, *inputs, **options
-    )
-
-
 def _named(tree: Any) -> dict[str, Any]:
     """Returns the arrays of a tree by path, such as ``near/layers/0/keys``."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
@@ -171,21 +167,18 @@ def _complete(folder: str) -> Iterator[str]:
         with local_folder(folder) as made:
             yield made
         return
-    exists, unused = os.path.isdir(folder), f"{secrets.token_hex(4)}.tmp"
     # an existing empty folder is kept: it may be a mounted disk or a shell's current folder
-    made = os.path.join(folder, unused) if exists else f"{os.path.realpath(folder)}.{unused}"
-    make_folder(made)
-    try:
+    exists, whole = os.path.isdir(folder), os.path.realpath(folder)
+    parent = whole if exists else os.path.dirname(whole)
+    make_folder(parent)
+    with tempfile.TemporaryDirectory(".tmp", dir=parent) as temporary:
+        made = os.path.join(temporary, "exported")
+        os.mkdir(made)
         yield made
         if not exists:
-            os.replace(made, folder)
-            return
+            os.replace(made, whole)
         for name in names(made):
-            os.replace(os.path.join(made, name), os.path.join(folder, name))
-        os.rmdir(made)
-    except BaseException:
-        remove_folder(made)
-        raise
+            os.replace(os.path.join(made, name), os.path.join(whole, name))
 
 
 def _readme(trained: TrainedModel, c: ExportConfig, found: dict[str, Program]) -> str:
@@ -202,11 +195,9 @@ def _readme(trained: TrainedModel, c: ExportConfig, found: dict[str, Program]) -
         name=trained.config.name,
         version=__version__,
         jax=jax.__version__,
+        cfg=cfg,
+        c=c,
         tokenizer=vocab.tokenizer,
-        rows=c.batch_size or "any number of rows",
-        seg_len=c.seg_len,
-        vocab_size=cfg.vocab_size,
-        window=cfg.same_length,
         log_probs=bool(cfg.cutoffs) or cfg.mixtures > 1,
         vocabulary=kind + (f"; other words are `{vocab.unknown}`" if vocab.unknown else ""),
         mems={name: shown(x) for name, x in arrays("nll").items()},

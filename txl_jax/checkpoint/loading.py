@@ -1,6 +1,5 @@
 """Loads a trained model from a workdir, an exported folder, or the Hugging Face Hub."""
 
-import contextlib
 import dataclasses
 import os
 import re
@@ -11,7 +10,12 @@ from flax.traverse_util import unflatten_dict
 
 from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import ModelFormatError, WorkdirError
-from txl_jax.checkpoint.tensors import flat_params, params_from_flat, read_safetensors
+from txl_jax.checkpoint.tensors import (
+    flat_params,
+    params_from_flat,
+    read_safetensors,
+    safetensors_header,
+)
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.checkpoint.workdir import loaded_experiment, read_vocab
 from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB, is_exported, no_run
@@ -71,13 +75,13 @@ def load_exported(folder: str | os.PathLike[str]) -> TrainedModel:
 
 def _only(trained: TrainedModel, source: str, step: str, weights: str | None) -> TrainedModel:
     """Returns a folder's only model; raises WorkdirError if ``step`` or ``weights`` do not fit."""
-    if step not in ("best", "latest", str(trained.step)):
-        asked = argument("step", step)
-        raise WorkdirError(f"{asked}: {source} is an exported model, with step {trained.step} only")
-    if weights is not None:
-        asked = argument("weights", weights)
-        fault = f"{source} is an exported model, with one set of parameters only"
-        raise WorkdirError(f"{asked}: {fault}")
+    known = {"step": (step, ("best", "latest", str(trained.step))), "weights": (weights, (None,))}
+    for name, (value, allowed) in known.items():
+        if value not in allowed:
+            only = f"step {trained.step} and one set of parameters only"
+            raise WorkdirError(
+                f"{argument(name, value)}: {source} is an exported model, with {only}"
+            )
     return trained
 
 
@@ -88,22 +92,15 @@ def _for_inference(exp: ExperimentConfig) -> ExperimentConfig:
 
 
 def _checked_step(file_path: str) -> int:
-    """Returns the step of a model file; raises ModelFormatError if it has another format.
-
-    It returns 0 for a damaged file; the error comes when its arrays are read.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    metadata = {"version": str(FORMAT)}
-    with contextlib.suppress(OSError, SafetensorError), safe_open(file_path, "numpy") as file:
-        metadata = file.metadata() or {}
-    version, step = metadata.get("version", "0"), metadata.get("step", "")
-    if version != str(FORMAT):
+    """Returns the step of a model file, 0 if damaged; raises ModelFormatError by its format."""
+    names, metadata = safetensors_header(file_path)
+    version = metadata.get("version", "0")
+    if names and version != str(FORMAT):
         raise ModelFormatError(
             f"{file_path}: has format {version}, and this version of txl_jax reads format {FORMAT}"
             " only; export the model again with this version"
         )
-    return int(step) if step.isdecimal() else 0
+    return int(metadata.get("step", 0))
 
 
 def _download(repository: str, revision: str | None) -> str:

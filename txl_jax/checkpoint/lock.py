@@ -6,18 +6,22 @@ import errno
 import json
 import os
 import socket
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from txl_jax.checkpoint.lease import EXPIRES_AFTER, Lease
 from txl_jax.checkpoint.workdir_files import LOCK
 from txl_jax.messages import UserError, argument
-from txl_jax.paths import is_remote, path
+from txl_jax.paths import BUCKETS, is_remote, path, store
 from txl_jax.standard_streams import say
 
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+
+RENEWED_EVERY, EXPIRES_AFTER = 15.0, 60.0  # seconds
+_STEP = 1.0
 
 
 class LockedError(UserError, RuntimeError):
@@ -30,7 +34,7 @@ def training_lock(workdir: str) -> Iterator[None]:
 
     The lock is the ``flock`` on the file ``.lock``, which the system releases when the process
     ends. The file itself stays. If the file system has no ``flock``, a warning is printed. In a
-    bucket the lock is a :class:`~txl_jax.checkpoint.lease.Lease`.
+    bucket the lock is a :class:`Lease`.
     """
     file = os.path.join(workdir, LOCK)
     if is_remote(workdir):
@@ -95,3 +99,107 @@ def _holder(file: str) -> str:
         return f"process {holder['pid']} on {holder['host']}, since {holder['since']},"
     except (OSError, ValueError, KeyError, TypeError):  # the holder has not written it yet
         return "another process"
+
+
+class Lease:
+    """A lock in a bucket, which has no flock: the object ``address``, which its holder renews.
+
+    The object is created only if there is none (``ifGenerationMatch=0``), so only one of two runs
+    holds the lock. A thread renews it every :data:`RENEWED_EVERY` seconds. Another run waits. If
+    the object changes, its holder is alive and keeps the lock. If it stays the same for
+    :data:`EXPIRES_AFTER` seconds, or its holder was a process of this machine that has ended, the
+    other run removes it. ``holder`` describes this process to other processes.
+    ``lost`` is called once, by a thread, if another run removed or replaced the object.
+    """
+
+    def __init__(self, address: str, holder: dict[str, Any], lost: Callable[[], None]):
+        self._content = json.dumps({**holder, "machine": _machine()}).encode()
+        self._address, self._lost = address, lost
+        self._object = tuple(address.removeprefix(BUCKETS).split("/", 1))
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._renew, daemon=True)
+
+    def acquire(self, waiting: Callable[[], None]) -> bool:
+        """Returns whether this process has the lock; calls ``waiting`` if it has to wait."""
+        while not self._create():
+            if (state := self._state()) is None:
+                continue
+            if not self._holder_ended():
+                waiting()
+                if self._is_renewed(state):
+                    return False
+            self._remove(state)
+        self._generation = (self._state() or {}).get("ifGenerationMatch", "0")
+        self._thread.start()
+        return True
+
+    def _is_renewed(self, state: dict[str, str]) -> bool:
+        """Waits until the object changes or expires; returns whether its holder is alive."""
+        limit = time.monotonic() + EXPIRES_AFTER
+        while time.monotonic() < limit:
+            time.sleep(_STEP)
+            if (now := self._state()) != state:
+                return now is not None
+        return False
+
+    def release(self) -> None:
+        """Removes the lock, if this process has it."""
+        if self._thread.is_alive():
+            self._released.set()
+            self._thread.join()
+            with contextlib.suppress(Exception):  # if the client fails, the lock expires
+                if (state := self._state()) and state["ifGenerationMatch"] == self._generation:
+                    self._remove(state)
+
+    def _create(self) -> bool:
+        try:
+            store().pipe_file(self._address, self._content, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def _state(self) -> dict[str, str] | None:
+        """Returns conditions that hold until the object changes; ``None`` if there is no object."""
+        try:
+            found = store().call("GET", "b/{}/o/{}", *self._object, json_out=True)
+        except FileNotFoundError:
+            return None
+        numbers = found["generation"], found["metageneration"]
+        return dict(zip(("ifGenerationMatch", "ifMetagenerationMatch"), numbers, strict=True))
+
+    def _holder_ended(self) -> bool:
+        """Whether the holder is a process of this machine that has ended."""
+        try:
+            holder = json.loads(store().cat_file(self._address))
+            if _machine() is not None and holder["machine"] == _machine():
+                os.kill(holder["pid"], 0)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return isinstance(error, ProcessLookupError)
+        return False
+
+    def _remove(self, state: dict[str, str]) -> None:
+        with contextlib.suppress(FileNotFoundError, FileExistsError):  # the object has changed
+            store().call("DELETE", "b/{}/o/{}", *self._object, **state)
+
+    def _renew(self) -> None:
+        count = 0
+        while not self._released.wait(RENEWED_EVERY):
+            count += 1
+            renewal = {"metadata": {"renewed": str(count)}}
+            conditions = {"ifGenerationMatch": self._generation}
+            try:
+                store().call("PATCH", "b/{}/o/{}", *self._object, json=renewal, **conditions)
+            except (FileNotFoundError, FileExistsError):
+                self._lost()
+                return
+            except Exception:  # such as a network error; the next renewal may succeed
+                continue
+
+
+def _machine() -> str | None:
+    """Returns an id of this boot and PID namespace, within which PIDs are unique, or ``None``."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return None

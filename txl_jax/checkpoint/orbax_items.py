@@ -20,27 +20,17 @@ from txl_jax.paths import BUCKETS, is_remote
 RAW = "raw"  # the parameters as the last update left them, without averaging
 
 
+logging.getLogger("absl").addFilter(
+    lambda record: not record.getMessage().startswith("Given directory is read only")
+)
+
+
 class Manager(ocp.CheckpointManager):
-    """Orbax's manager, but it never asks JAX about preemption, because JAX counts these calls.
-
-    It does not warn that a folder is read-only, because :func:`options` sets this.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        logger = logging.getLogger("absl")
-        logger.addFilter(_is_no_read_only_notice)
-        try:
-            super().__init__(*args, **kwargs)
-        finally:
-            logger.removeFilter(_is_no_read_only_notice)
+    """Orbax's manager, but it never asks JAX about preemption, because JAX counts these calls."""
 
     def reached_preemption(self, step: int) -> bool:
         """Always false; training checks for preemption itself, at equal steps in all processes."""
         return False
-
-
-def _is_no_read_only_notice(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("Given directory is read only")
 
 
 def options(

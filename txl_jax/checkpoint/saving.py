@@ -96,8 +96,8 @@ def require_empty_folder(folder: str) -> None:
     """Raises ModelFormatError unless a folder is new or empty, and can be written."""
     opened = path(folder)
     if names(folder) or (opened.exists() and not opened.is_dir()):
-        fault = "is not empty" if names(folder) else "is not a folder"
-        raise ModelFormatError(f"{folder}: {fault}; name a new or an empty folder")
+        fault = "is not empty, or is not a folder; name a new or an empty folder"
+        raise ModelFormatError(f"{folder}: {fault}")
     if is_remote(folder):
         return  # path() has checked the bucket
     parent = os.path.abspath(folder)
@@ -112,7 +112,8 @@ def _without_paths(record: Mapping[str, Any]) -> dict[str, Any]:
     settings = without_paths(record)
     data, corpus = record.get("data", {}), dict(record.get("corpus", {}))
     path, url = data.get("path"), data.get("url")
-    public = bool(url) and _is_public(url)
+    parts = urlsplit(url or "")  # a user, password or query may be secret
+    public = parts.scheme in ("http", "https") and "@" not in parts.netloc and not parts.query
     if url and not public:
         settings["data"] |= {"url": None, "hash": None}
     if "label" in corpus and data.get("name") in ("text", "tokens") and (path or not public):
@@ -120,9 +121,3 @@ def _without_paths(record: Mapping[str, Any]) -> dict[str, Any]:
         notes = "".join(note for note in _NOTES if note in corpus["label"])
         corpus["label"] = ("text" if name.startswith((".", "~")) or not name else name) + notes
     return {**settings, "corpus": corpus}
-
-
-def _is_public(url: str) -> bool:
-    """Whether an address has no user, password or query, any of which may be secret."""
-    parts = urlsplit(url)
-    return parts.scheme in ("http", "https") and "@" not in parts.netloc and not parts.query

@@ -62,6 +62,17 @@ def read_safetensors(path: str) -> dict[str, np.ndarray]:
         raise ModelFormatError(f"{path}: {fault}; get the file again") from error
 
 
+def safetensors_header(path: str) -> tuple[list[str], dict[str, str]]:
+    """Returns the names of the tensors in a safetensors file, and metadata; none if damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            return list(file.keys()), file.metadata() or {}
+    except (OSError, SafetensorError):
+        return [], {}
+
+
 def flat_params(params: Any) -> dict[str, np.ndarray]:
     """Returns parameters by path in the tree, in C order, because safetensors writes raw memory."""
     flat = flatten_dict(jax.device_get(params), sep="/")

@@ -118,13 +118,10 @@ def read_record(workdir: str) -> dict[str, Any]:
     """Returns a run's ``config.json``; raises WorkdirError if it is missing or not one of a run."""
     config = os.path.join(workdir, CONFIG)
     record = read_json(config)
-    complete = {"name": "", "corpus": {}, "provenance": {}, **record}
-    for key in ("model", "data", "train", "corpus", "provenance", "name"):
-        if not isinstance(complete.get(key), str if key == "name" else dict):
-            raise WorkdirError(
-                f"{config}: is not the record of a run ({key!r} is missing or has a wrong type);"
-                " name the workdir of a run"
-            )
+    sections = {"corpus": {}, "provenance": {}, **record}
+    needed = ("model", "data", "train", "corpus", "provenance")
+    if not all(isinstance(sections.get(key), dict) for key in needed):
+        raise WorkdirError(f"{config}: is not the record of a run; name the workdir of a run")
     return record
 
 

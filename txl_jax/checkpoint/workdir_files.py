@@ -5,7 +5,6 @@ folders without this file; they list themselves in a file ``.txl_jax`` there. A 
 never overwritten.
 """
 
-import contextlib
 import itertools
 import os
 import secrets
@@ -14,8 +13,8 @@ import tempfile
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ANALYSES, ConfigError, DataConfig
 from txl_jax.data.sources.source import SAMPLES, check_not_text
-from txl_jax.files import append, atomic_write, parse_json_object, write_failure_reason, written_as
-from txl_jax.messages import argument, nearest, short_repr, shown_path
+from txl_jax.files import append, atomic_write, write_failure_reason, written_as
+from txl_jax.messages import argument, short_repr, shown_path
 from txl_jax.paths import absolute, is_remote, make_folder, names, path
 
 FORMAT = 2  # the version of checkpoints and exported models; this program reads no other one
@@ -55,7 +54,7 @@ def check_free(workdir: str) -> None:
             " exported model"
         )
     if not path(workdir, CONFIG).exists():
-        _refuse_overwriting(workdir, [name for name in _our_names(workdir) if name != OUTPUTS])
+        _refuse_overwriting(workdir, _our_names(workdir))
 
 
 def register_outputs(workdir: str, mode: str) -> None:
@@ -69,11 +68,10 @@ def register_outputs(workdir: str, mode: str) -> None:
 
 
 def check_unused(workdir: str, mode: str) -> bool:
-    """Calls :func:`check_outputs`; returns whether ``.txl_jax`` still has to list the mode.
+    """Returns whether ``.txl_jax`` still has to list a mode that compares runs.
 
-    ``mode`` is ``ablation``, ``recl``, ``report`` or ``sweep``, and the names of its files start
-    with it. Raises WorkdirError if such files exist in a folder that is no run's and does not list
-    the mode.
+    The names of the mode's files start with its name. Raises WorkdirError if they cannot be
+    written, or exist in a folder that is no run's and does not list the mode.
     """
     check_outputs(workdir, mode)
     record = path(workdir, OUTPUTS)
@@ -99,17 +97,11 @@ def check_path(folder: str) -> None:
 
     Given a path with a backslash, tensorstore would write to another folder.
     """
-    whole, fault = absolute(folder), None
-    if "\\" in whole:
-        fault = "has a backslash"
-    try:
-        whole.encode()
-    except UnicodeEncodeError as error:
-        fault = f"is not UTF-8 text (byte {os.fsencode(whole[error.start])[0]:#04x})"
-    if fault:
+    whole = absolute(folder)
+    if "\\" in whole or whole.encode(errors="ignore").decode() != whole:
         raise WorkdirError(
-            f"{argument('workdir', short_repr(folder))}: its path {fault}, and checkpoints cannot"
-            " be stored there; rename the folder, or name another one"
+            f"{argument('workdir', short_repr(folder))}: its path has a backslash or is not UTF-8"
+            " text, and checkpoints cannot be stored there; rename the folder, or name another one"
         )
 
 
@@ -120,21 +112,18 @@ def check_writable(workdir: str, folders: tuple[str, ...] = (), create: bool = F
     folder. Its nearest parent that exists is then tried instead.
     """
     check_path(workdir)
-    rules = {"": ("cannot", "name a folder that can be written")}
-    for name in folders:
-        if os.path.lexists(os.path.join(workdir, name)):  # false in a bucket
-            rules[name] = f"its folder {name} cannot", "make it writable, or name another workdir"
-    for name, (what, fix) in rules.items():
+    # false in a bucket
+    inner = [name for name in folders if os.path.lexists(os.path.join(workdir, name))]
+    for name in ("", *inner):
         try:
             if create:
                 make_folder(workdir)
             _try_writing(os.path.join(workdir if create else _nearest(workdir), name))
         except OSError as error:
-            link, why = os.path.join(workdir, name).rstrip("/"), write_failure_reason(error)
-            if os.path.islink(link) and not os.path.exists(link):
-                why = f"it is a link to {short_repr(os.readlink(link))}, which does not exist"
-            message = f"{what} be written ({why}); {fix}"
-            raise WorkdirError(f"{argument('workdir', workdir)}: {message}") from error
+            what = f"its folder {name} cannot" if name else "cannot"
+            why = f"{what} be written ({write_failure_reason(error)})"
+            fix = "name another workdir, or make the folder writable"
+            raise WorkdirError(f"{argument('workdir', workdir)}: {why}; {fix}") from error
 
 
 def check_outputs(workdir: str, *modes: str) -> None:
@@ -143,13 +132,10 @@ def check_outputs(workdir: str, *modes: str) -> None:
     if is_remote(workdir):
         return  # in a bucket, an object may be named like a folder, and nothing is read-only
     for file in (os.path.join(workdir, name) for mode in modes for name in MODE_FILES[mode]):
-        if os.path.isdir(file):
+        if os.path.isdir(file) or (os.path.exists(file) and not os.access(file, os.W_OK)):
             raise WorkdirError(
-                f"{file}: is a folder, and results are written in a file of this name; rename the"
-                " folder"
+                f"{file}: is a folder or read-only, and results are written there; move it away"
             )
-        if os.path.exists(file) and not os.access(file, os.W_OK):
-            raise WorkdirError(f"{file}: is read-only, and results are written there; move it away")
 
 
 def check_file(key: str, file: str | None, data: DataConfig) -> None:
@@ -176,15 +162,11 @@ def check_file(key: str, file: str | None, data: DataConfig) -> None:
 
 
 def no_run(workdir: str) -> WorkdirError:
-    """Returns the error that a folder has no run; it names a run beside it with a similar name."""
-    at, start = argument("workdir", workdir), f"start one with {argument('config', 'NAME')}"
-    if is_remote(workdir) or os.path.exists(workdir):
-        return WorkdirError(f"{at}: there is no run in it; {start}")
-    parent, name = os.path.split(os.path.normpath(workdir))
-    beside = [one for one in names(parent or ".") if path(parent, one, CONFIG).exists()]
-    near = nearest(name, beside)
-    how = f"the nearest run is {shown_path(os.path.join(parent, near))}" if near else start
-    return WorkdirError(f"{at}: there is no such folder; {how}")
+    """Returns the error that a folder has no run."""
+    exists = is_remote(workdir) or os.path.exists(workdir)
+    what = "there is no run in it" if exists else "there is no such folder"
+    start = f"start one with {argument('config', 'NAME')}"
+    return WorkdirError(f"{argument('workdir', workdir)}: {what}; {start}")
 
 
 def _nearest(folder: str) -> str:
@@ -200,16 +182,13 @@ def _nearest(folder: str) -> str:
 
 
 def _try_writing(folder: str) -> None:
-    """Creates a folder with a file of one disk block (4096 bytes), and removes both."""
+    """Writes a file of one disk block (4096 bytes) in a folder, and removes it."""
     if is_remote(folder):
         probe = os.path.join(folder, f"{PROBE}-{secrets.token_hex(4)}")
         atomic_write(probe, bytes(4096))
         path(probe).unlink()
         return
-    with (
-        tempfile.TemporaryDirectory(prefix=f"{PROBE}-", dir=folder) as made,
-        open(os.path.join(made, PROBE), "wb") as file,
-    ):
+    with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(4096))
         file.flush()
         os.fsync(file.fileno())
@@ -226,19 +205,12 @@ def _refuse_overwriting(workdir: str, names: list[str]) -> None:
 
 def _our_names(workdir: str) -> list[str]:
     """Lists files with this program's names, except what a run killed at its start left behind."""
+    at_start = (LOCK, PROBE, OUTPUTS, CONFIG)
     ours = [name for name in sorted(names(workdir)) if written_as(name) in FILES]
-    return [name for name in ours if not _is_left_over(os.path.join(workdir, name), name)]
+    return [n for n in ours if written_as(n) not in at_start and not _is_empty(workdir, n)]
 
 
-def _is_left_over(file: str, name: str) -> bool:
-    opened = path(file)
-    if opened.is_dir():
-        return all(inner.startswith(".") for inner in names(file))
-    if name not in (LOCK, PROBE):
-        return written_as(name) == CONFIG
-    with opened.open("rb") as stream:
-        content = stream.read(10_000)
-    if name == LOCK and content:  # lock.py writes which process trains
-        with contextlib.suppress(ValueError):
-            return "pid" in parse_json_object(content)
-    return not content
+def _is_empty(workdir: str, name: str) -> bool:
+    """Whether this is a folder without files, or with hidden ones only."""
+    inner = names(os.path.join(workdir, name))
+    return path(workdir, name).is_dir() and all(n.startswith(".") for n in inner)
