@@ -2,7 +2,6 @@
 
 import codecs
 import contextlib
-import re
 import string
 from collections.abc import Iterable
 
@@ -10,24 +9,24 @@ LOOKED_AT = 1 << 16
 """The number of bytes at the start of a file that are examined."""
 LFS = "a Git LFS pointer, which  git lfs pull  replaces with the file"
 _KINDS = (
-    (0, b"\x1f\x8b", "a gzip file", ".gz"),
-    (0, b"BZh", "a bzip2 file", ".bz2"),
-    (0, b"\xfd7zXZ\0", "an xz file", ".xz"),
-    (0, b"]\0\0", "an LZMA file", ".lzma"),
-    (0, b"\x28\xb5\x2f\xfd", "a Zstandard file", ".zst"),
-    (0, b"PK\3\4", "a zip archive", ".zip"),
-    (0, b"PAR1", "a Parquet table", ".parquet"),
-    (0, b"ARROW1", "an Arrow table", ".arrow"),
-    (0, b"\xff\xff\xff\xff", "an Arrow table", ".arrow"),  # in the stream format
-    (0, b"\x80\4\x95", "a Python pickle", None),
-    (0, b"\x80\5\x95", "a Python pickle", None),
-    (0, b"\x93NUMPY", "a NumPy array", None),
-    (0, b"%PDF-", "a PDF document", None),
-    (0, b"{\\rtf", "an RTF document", None),
-    (0, b"version https://git-lfs.github.com/spec/", LFS, None),
-    (257, b"ustar", "a tar archive", None),
+    (0, b"\x1f\x8b", "a gzip file"),
+    (0, b"BZh", "a bzip2 file"),
+    (0, b"\xfd7zXZ\0", "an xz file"),
+    (0, b"]\0\0", "an LZMA file"),
+    (0, b"\x28\xb5\x2f\xfd", "a Zstandard file"),
+    (0, b"PK\3\4", "a zip archive"),
+    (0, b"PAR1", "a Parquet table"),
+    (0, b"ARROW1", "an Arrow table"),
+    (0, b"\xff\xff\xff\xff", "an Arrow table"),  # in the stream format
+    (0, b"\x80\4\x95", "a Python pickle"),
+    (0, b"\x80\5\x95", "a Python pickle"),
+    (0, b"\x93NUMPY", "a NumPy array"),
+    (0, b"%PDF-", "a PDF document"),
+    (0, b"{\\rtf", "an RTF document"),
+    (0, b"version https://git-lfs.github.com/spec/", LFS),
+    (257, b"ustar", "a tar archive"),
 )
-"""Position and bytes of a mark, the kind of file, and the suffix by which it is read as a text."""
+"""Position and bytes of a mark, and the kind of file."""
 _IN_ZIP = {
     "[Content_Types].xml": "a Microsoft Office document",
     "mimetype": "an e-book or document",
@@ -44,7 +43,7 @@ def file_kind(start: bytes, least: int = 2) -> str | None:
     letters and digits count only if ``start`` has control characters, which no text has.
     """
     controls = _controls(start)
-    for at, mark, kind, _ in _KINDS:
+    for at, mark, kind in _KINDS:
         usable = len(mark) >= least and (controls or not mark.isalnum())
         if usable and start.startswith(mark, at):
             return kind
@@ -63,17 +62,12 @@ def zip_kind(names: Iterable[str]) -> str | None:
     return next(kinds, None)
 
 
-def readable_end(start: bytes) -> str | None:
-    """Returns the suffix that this file must have to be read as what it is, or ``None``."""
-    return next((end for at, mark, _, end in _KINDS if end and start.startswith(mark, at)), None)
-
-
 def not_text(start: bytes) -> str | None:
     """Returns the kind of a file that is no text in any encoding, or ``None`` if it may be text."""
     if kind := file_kind(start):
         return kind
     controls = _controls(start)
-    if controls < 8 or controls * 50 < len(start) or wide_encoding(start) or iso_2022(start):
+    if controls < 8 or controls * 50 < len(start) or wide_encoding(start):
         return None
     return "binary data"
 
@@ -84,16 +78,6 @@ def is_text(start: bytes) -> bool:
         codecs.getincrementaldecoder("utf-8")().decode(start)  # the last character may be cut
         return not _controls(start)
     return False
-
-
-_ISO_2022 = {b"\x1b$@": "ISO-2022-JP-2", b"\x1b$B": "ISO-2022-JP-2", b"\x1b$)C": "ISO-2022-KR"}
-"""The encodings to which escape sequences belong."""
-
-
-def iso_2022(data: bytes) -> tuple[int, str] | None:
-    """Returns where the first escape sequence of ISO-2022 is, and its encoding, or ``None``."""
-    found = re.search(b"|".join(map(re.escape, _ISO_2022)), data)
-    return (found.start(), _ISO_2022[found[0]]) if found else None
 
 
 _USUAL = string.printable.removesuffix("\x0b\x0c") + "\u3001\u3002\uff0c"

@@ -136,7 +136,7 @@ def parse_json(data: bytes) -> Any:
     """
     try:
         return json.loads(decode_text(data))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"is not JSON ({error})") from error
 
 

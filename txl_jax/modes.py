@@ -21,7 +21,6 @@ from txl_jax.messages import shown_path
 from txl_jax.model.precision import describe
 from txl_jax.parallel import processes
 from txl_jax.paths import path
-from txl_jax.standard_streams import stderr
 from txl_jax.training.run import Stopped, headline, score_own_text, train_and_evaluate
 
 P = ParamSpec("P")
@@ -56,7 +55,7 @@ def _resumable(mode: Callable[P, int]) -> Callable[P, int]:
         try:
             return mode(*args, **kwargs)
         except Stopped as stopped:
-            processes.print_once(f"{stopped}; to resume:\n  {typed_command()}", stderr())
+            processes.print_once(f"{stopped}; to resume:\n  {typed_command()}", sys.stderr)
             return interrupts.EXIT_CODE if stopped.signal == signal.SIGINT else 0
 
     return run
@@ -67,7 +66,7 @@ def train(exp: ExperimentConfig, workdir: str) -> int:
     """Trains, evaluates and continues the prompt; names folder, files and commands at the end."""
     run = train_and_evaluate(exp, workdir)
     processes.print_once("\n".join(run.lines))
-    processes.print_once(describe_results(run.folders), stderr())
+    processes.print_once(describe_results(run.folders), sys.stderr)
     return 0
 
 
@@ -93,7 +92,7 @@ def use_model(
     of_run = trained.config
     trained = with_settings(trained, exp or override(of_run, overrides))
     _, *warnings = describe(trained.config.model, None)
-    processes.print_once("\n".join(warnings), stderr())
+    processes.print_once("\n".join(warnings), sys.stderr)
     if mode in MODE_FILES:
         processes.on_process_zero(lambda: check_outputs(workdir, mode))
     if mode == "generate":
@@ -148,7 +147,7 @@ def sweep(exp: ExperimentConfig, workdir: str) -> int:
     longer = 2 * int(best.settings.get("train.steps", exp.train.steps))
     flags |= {"--config.train.steps": str(longer)}
     processes.print_once(f"{found}\nbest    {shown_path(best.workdirs[0])}")
-    processes.print_once(f"further {command_with(flags)}", stderr())
+    processes.print_once(f"further {command_with(flags)}", sys.stderr)
     return 1 if found.failed else 0
 
 

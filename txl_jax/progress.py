@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from txl_jax.messages import names_flags
-from txl_jax.standard_streams import stderr
 
 DELAY = 2.0
 """The seconds after which a bar is shown."""
@@ -19,7 +18,7 @@ LINES = 30.0
 
 def is_watched() -> bool:
     """Whether standard error is a terminal, or belongs to a cell of a notebook."""
-    return stderr().isatty() or type(sys.stderr).__module__.startswith("ipykernel")
+    return sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel")
 
 
 def bar(what: str, total: int | None, done: int = 0, unit: str = "B", disable: bool = False) -> Any:
@@ -29,7 +28,7 @@ def bar(what: str, total: int | None, done: int = 0, unit: str = "B", disable: b
     seconds = 0.2 if is_watched() else LINES
     limits: Any = {"delay": DELAY, "mininterval": seconds, "maxinterval": max(seconds, 10.0)}
     units: Any = {"unit": unit, "unit_scale": unit == "B"}
-    shown: Any = {"desc": what, "total": total, "initial": done, "file": stderr()}
+    shown: Any = {"desc": what, "total": total, "initial": done, "file": sys.stderr}
     return tqdm(disable=disable, **shown, **units, **limits)
 
 
@@ -62,7 +61,7 @@ def waiting_for(what: str) -> Iterator[None]:
     from tqdm import tqdm
 
     patience = PATIENCE if is_watched() else LINES
-    timer = threading.Timer(patience, tqdm.write, [f"{what} ...", stderr()])
+    timer = threading.Timer(patience, tqdm.write, [f"{what} ...", sys.stderr])
     timer.daemon = True
     timer.start()
     try:

@@ -91,16 +91,6 @@ def run_command(command: Callable[[], int | None]) -> NoReturn:
     sys.exit(code)
 
 
-def stdout() -> TextIO:
-    """Returns standard output for the lines of a run."""
-    return sys.stdout
-
-
-def stderr() -> TextIO:
-    """Returns standard error."""
-    return sys.stderr
-
-
 def say(text: object) -> None:
     """Prints a line on standard error at once."""
     print(text, file=sys.stderr, flush=True)

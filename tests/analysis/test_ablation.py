@@ -223,7 +223,9 @@ def test_what_cannot_be_compared_is_refused_before_training(table, tmp_path, ove
 
 
 def test_a_split_too_short_for_the_streams_is_refused_before_training(table, tmp_path):
-    with pytest.raises(DataError, match="memory: the valid split has 3 tokens, and "):
+    with pytest.raises(
+        DataError, match="memory: the valid split has 3 tokens, too few for a target in each stream"
+    ):
         ablation.run(table, {"ablation.max_tokens": "2"}, str(tmp_path), never)
 
 

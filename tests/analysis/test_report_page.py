@@ -193,7 +193,7 @@ def test_damaged_and_foreign_files_are_left_out_and_named(run, tmp_path, capsys)
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     with open(copy / "metrics.jsonl", "a") as file:
-        file.write('{"step": 3, "bpc": 1.0}\n{"kind": "train", "step": 3, "bpc": "x"}\n')
+        file.write('{"step": 3, "bpc": 1.0}\n{"kind": "train", "bpc": 1.0}\n')
     with open(copy / "evaluations.jsonl", "a") as file:
         file.write('{"step": 3}\n{"step": 3, "unit": "bpc", "results": [{"name": "a"}]}\n[]\n')
     (copy / "sample.txt").write_bytes(b"caf\xe9")

@@ -240,7 +240,7 @@ def test_only_new_and_empty_folders_are_written_and_only_as_a_whole(tmp_path):
     with pytest.raises(Exception, match=r'"u"|/u|\bu\b'):
         dataclasses.replace(model, params=missing).export(tmp_path / "out")
     assert [file.name for file in tmp_path.iterdir()] == ["mine"]
-    with pytest.raises(txl_jax.ConfigError, match="the nearest is 'mem_len'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'mem_length'"):
         model.export(tmp_path / "out", mem_length=3)
 
 

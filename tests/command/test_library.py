@@ -337,7 +337,6 @@ def test_integers_of_jax_are_ids_and_an_array_of_texts_is_a_list_of_them(trained
     for array in (np.array(texts), np.array(texts, object), np.array([t.encode() for t in texts])):
         generation = trained.generate(array, length=2)
         assert [one.prompt for one in generation] == texts
-    np.testing.assert_array_equal(trained.vocab.encode(bytearray(b"the")), ids[:3])
 
 
 # --------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def test_a_step_is_a_decimal_number_in_ascii(step, tmp_path):
 
 
 def test_a_number_of_too_many_digits_in_a_prepared_text_is_refused():
-    with pytest.raises(DataError, match="is not the decimal number of a byte"):
+    with pytest.raises(DataError, match="not only decimal numbers of bytes"):
         list(decode_numbers([b"60 112 " + b"9" * 5000]))
 
 

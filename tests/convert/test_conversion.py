@@ -303,11 +303,17 @@ def test_an_exported_model_comes_back_bit_for_bit(files):
 @pytest.mark.parametrize(
     ("asked", "fault"),
     [
-        ({"step": 3}, "step=3: {} is an exported model, with step 0 only"),
-        ({"step": "newest"}, "step=newest: {} is an exported model, with step 0 only"),
+        (
+            {"step": 3},
+            "step=3: {} is an exported model, with step 0 and one set of parameters only",
+        ),
+        (
+            {"step": "newest"},
+            "step=newest: {} is an exported model, with step 0 and one set of parameters only",
+        ),
         (
             {"weights": "ema"},
-            "weights=ema: {} is an exported model, with one set of parameters only",
+            "weights=ema: {} is an exported model, with step 0 and one set of parameters only",
         ),
     ],
 )

@@ -528,7 +528,7 @@ def test_only_the_files_that_are_needed_are_taken_of_an_archive(tmp_path):
 @pytest.mark.parametrize("name", ["enwik8", "text8", "wt103", "wt2", "lm1b"])
 def test_a_benchmark_has_one_vocabulary(name, tmp_path):
     with pytest.raises(
-        ConfigError, match=rf"data\.vocab = 'char': is fixed for data\.name='{name}"
+        ConfigError, match=rf"data\.vocab = 'char': is only for .* or 'text', not '{name}'"
     ):
         load_corpus(name, tmp_path, vocab="char")
 

@@ -86,7 +86,7 @@ def test_a_line_of_prompts_that_is_not_json_is_named_by_file_and_line(chars, tmp
         ('{"prompt": "ab', "is not JSON (Unterminated string"),
         ('{"text": "ab"}', 'must be a JSON string, or an object with the string "prompt"'),
         ("[1]", 'must be a JSON string, or an object with the string "prompt"'),
-        ("[" * 100_000, "is nested more than"),
+        ("[" * 100_000, "is not JSON (maximum recursion depth"),
         ('"a\\ud800b"', r"'utf-8' codec can't encode character '\ud800' in position 1"),
     ):
         path.write_text(f'"ab"\n\n{wrong}\n"c"\n')

@@ -256,10 +256,6 @@ def test_operations_of_the_words_are_k_times_the_softmax_and_the_latents():
             r"model\.mixtures = 3: mixes .* model\.sample_softmax is 9",
         ),
         ({"d_embed": 5, "tie_projs": (True,)}, r"model\.mixtures = 3: .*; set model\.tie_projs to"),
-        (
-            {"mixtures": 1, "dropout_latent": 0.1},
-            r"model\.dropout_latent = 0\.1: .* model\.mixtures is 1",
-        ),
     ],
 )
 def test_what_does_not_go_with_a_mixture_is_refused(more, message):

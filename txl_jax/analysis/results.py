@@ -11,7 +11,6 @@ from txl_jax.checkpoint.trained_model import TrainedModel, parameter_count
 from txl_jax.files import atomic_write, write_csv, write_json
 from txl_jax.messages import UserError, shown_path
 from txl_jax.model.precision import rounding
-from txl_jax.standard_streams import stdout
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +41,7 @@ def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str
                 save_figure(content(), workdir, name)
                 written.append(f"{name}.png")
     except BaseException:  # the result must not be lost
-        print(last_line, file=stdout(), flush=True)
+        print(last_line, flush=True)
         raise
     return f"{last_line}\nwritten to {shown_path(workdir)}: {', '.join(written)}"
 

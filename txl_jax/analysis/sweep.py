@@ -7,6 +7,7 @@ compared by validation loss.
 import itertools
 import os
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from txl_jax.config.changes import changed_validation, is_free
 from txl_jax.messages import argument, one_line, short_repr, shown_path
 from txl_jax.parallel import processes
 from txl_jax.paths import path
-from txl_jax.standard_streams import say, stderr
+from txl_jax.standard_streams import say
 from txl_jax.training.plan import locked_workdirs, plan_run
 from txl_jax.training.run import is_trained, train_and_evaluate, validations
 from txl_jax.units import UNIT_NAMES, Unit, format_value
@@ -86,7 +87,7 @@ def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any] = 
     done = lambda one, w: is_trained(one, w) and path(w, MODE_FILES["evaluate"][0]).exists()
     left = processes.on_process_zero(lambda: [not done(*pair) for pair in pairs])
     for n, (one, folder) in itertools.compress(enumerate(pairs, 1), left):
-        processes.print_once(f"run {n} of {len(pairs)}: {shown_path(folder)}", stderr())
+        processes.print_once(f"run {n} of {len(pairs)}: {shown_path(folder)}", sys.stderr)
         try:
             train(one, folder)
         except Exception as error:

@@ -19,7 +19,6 @@ from txl_jax.files import atomic_write, parse_json_object
 from txl_jax.literal_path import COMMIT_MARK
 from txl_jax.messages import truncate
 from txl_jax.paths import absolute, files_in, is_remote, move_folder, names, path, remove_folder
-from txl_jax.standard_streams import stdout
 
 TEMPORARY = ".orbax-checkpoint-tmp"  # ends the name of a local checkpoint until the commit
 METRIC = "valid_loss"  # the name of Orbax's metric: validation loss in nats, or infinity
@@ -109,7 +108,7 @@ class CheckpointFolder:
             name = f"damaged-{step}-{count}"
         move_folder(self.step_path(step), os.path.join(self.path, name))
         print(f"checkpoint {step} {fault}; it was renamed to checkpoints/{name}, and the checkpoint"
-              " before it is tried", file=stdout(), flush=True)  # fmt: skip
+              " before it is tried", flush=True)  # fmt: skip
 
     def damaged(self) -> list[str]:
         """Returns the names of the checkpoints that were moved aside, oldest first."""

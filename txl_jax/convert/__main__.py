@@ -22,7 +22,7 @@ from txl_jax.convert.writing import Target, save_as
 from txl_jax.library_errors import log_library_errors
 from txl_jax.messages import UserError, arguments_as_flags, describe_os_error, error_text
 from txl_jax.paths import absolute
-from txl_jax.standard_streams import drop_unwritten_output, run_command, stderr
+from txl_jax.standard_streams import drop_unwritten_output, run_command
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
@@ -90,7 +90,7 @@ def main(argv: list[str]) -> int:
     except (UserError, OSError) as error:
         doing = f"conversion of {flags.source}"
         text = describe_os_error(error, doing) if isinstance(error, OSError) else error
-        print(f"error: {error_text(text)}", file=stderr(), flush=True)
+        print(f"error: {error_text(text)}", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
         return interrupts.report_interrupt()

@@ -10,6 +10,7 @@ in ``corpus.json``, and prepares a damaged corpus again.
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from txl_jax.data.sources.source import SPLITS, Source, existing_path, file_hash
 from txl_jax.data.symbols import Kind
 from txl_jax.data.vocab import Vocab
 from txl_jax.parallel.processes import print_once
-from txl_jax.standard_streams import say, stderr
+from txl_jax.standard_streams import say
 
 __all__ = ["Corpus", "DataError", "corpus_from_config", "load_corpus"]
 
@@ -166,7 +167,7 @@ def _token_corpus(data: DataConfig, vocab: Vocab | None) -> Corpus:
         vocab = found.vocab(data.vocab_size)
         counts = " / ".join(f"{n:,}" for n in sizes.values())
         about = f"{counts} tokens (train / valid / test), {len(vocab):,} ids"
-        print_once(f"{found.label}: {about}", stderr())
+        print_once(f"{found.label}: {about}", sys.stderr)
     else:
         found.largest_id(len(vocab))
     info = {

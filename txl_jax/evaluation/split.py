@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,7 +24,6 @@ from txl_jax.parallel.processes import is_process_zero, print_once
 from txl_jax.parallel.shardings import idle_devices, scoring_mesh
 from txl_jax.paths import path
 from txl_jax.records import append, plain, read_counted
-from txl_jax.standard_streams import stderr, stdout
 from txl_jax.units import UNIT_NAMES, in_unit
 
 
@@ -34,7 +34,7 @@ def write_evaluation(result: Evaluation, workdir: str) -> None:
     command that completes an interrupted run evaluates it again.
     """
     if is_process_zero():
-        print(result, file=stdout(), flush=True)
+        print(result, flush=True)
         write_json(os.path.join(workdir, "evaluation.json"), result.record)
         kept, record = os.path.join(workdir, "evaluations.jsonl"), plain(result.record)
         before = read_counted(kept, is_evaluation)[0] if path(kept).exists() else []
@@ -84,10 +84,10 @@ def score_split(
     note, unit = vocab_note(corpus, protocol.split), corpus.vocab.unit
     if note and corpus.vocab.lower_case:
         text = "the model's vocabulary has no capital letters: the text is read in lower case"
-        print_once(f"note: {text}", stderr())
+        print_once(f"note: {text}", sys.stderr)
     mesh: Any = first.model.mesh
     key = "evaluate.batch_size"
-    print_once(idle_devices(mesh, config.mesh, protocol.batch_size, key=key), stderr())
+    print_once(idle_devices(mesh, config.mesh, protocol.batch_size, key=key), sys.stderr)
     scores = [(name, c, trained.weights) for name, c in protocols.compared_protocols(protocol)]
     if trained.others:
         scores += [(scores[0][0], protocol, weights) for weights in trained.others]

@@ -159,9 +159,9 @@ def continuations(
         c = dataclasses.replace(c, stop=(*c.stop, separator))
     rows: list[Continuation] = []
     for prompt, ids in zip(prompts, encoded, strict=True):
-        first = (ids if len(prompt) or not separator else mark[-1:]).tolist()
+        first = ids if len(prompt) or not separator else mark[-1:]
         about = prompt_text(vocab, prompt), vocab, c
-        rows += [Continuation(*about, first, n, separator=end) for n in range(c.samples)]
+        rows += [Continuation(*about, first.tolist(), n, separator=end) for n in range(c.samples)]
     grammar = None
     if vocab.kind == "byte":  # with a grammar in both cases, so that they share a program
         grammar = utf8_automaton(vocab) if c.valid_text else free_automaton(vocab)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
@@ -20,7 +21,7 @@ from txl_jax.generation.prompts import check_length, prompt_key, read_prompts
 from txl_jax.generation.sampling import Sampling
 from txl_jax.generation.text import Continuation, continuations, printable, prompt_text
 from txl_jax.records import append_new
-from txl_jax.standard_streams import say, stderr, stdout
+from txl_jax.standard_streams import say
 from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
 _REPLACEMENTS = [
@@ -65,7 +66,7 @@ def write_continuations(
                 text = row.prompt + formatted(row.text, c)
                 if not single:
                     text = f"[{1 + first + n // c.samples}.{1 + row.sample}] {text}"
-                    _show(text, file=stderr() if quiet else stdout())
+                    _show(text, file=sys.stderr if quiet else sys.stdout)
                 texts.append(text)
                 ids.append(row.ids)
                 if file:
@@ -144,7 +145,7 @@ def set_stream_errors(stream: TextIO | None, errors: str) -> None:
 
 def _show(text: str, end: str = "\n", file: TextIO | None = None) -> None:
     """Prints a text; ``?`` stands for each character that standard output does not have."""
-    file = file or stdout()
+    file = file or sys.stdout
     encoding = getattr(file, "encoding", None) or "utf-8"
     shown = printable(text).encode(encoding, "replace").decode(encoding)
     print(shown, end=end, file=file, flush=True)
@@ -153,5 +154,5 @@ def _show(text: str, end: str = "\n", file: TextIO | None = None) -> None:
 def _json_lines(path: str | None) -> contextlib.AbstractContextManager[TextIO | None]:
     """Opens the file for JSON lines. ``None`` stands for no file, and ``-`` for standard output."""
     if path is None or path == "-":
-        return contextlib.nullcontext(stdout() if path else None)
+        return contextlib.nullcontext(sys.stdout if path else None)
     return open(path, "a", encoding="utf-8")

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.model.precision import bfloat16_passes, product_precision, resolved
 from txl_jax.parallel import processes
 from txl_jax.parallel.shardings import one_device
-from txl_jax.standard_streams import say, stderr
+from txl_jax.standard_streams import say
 
 _PACKAGES = (
     *("jax", "jaxlib", "libtpu", "triton", "jax-triton"),
@@ -96,7 +97,7 @@ def check(c: TransformerXLConfig, mesh: Mesh, *sizes: int, **program: bool) -> N
         raise KernelError(f"model.kernel = {name!r} {reason}; use 'auto' or 'xla'")
     reason = f"{name} {reason}"
     choice.distrust(name, reason)
-    processes.print_once(f"warning: {reason}; attention is computed by XLA", stderr())
+    processes.print_once(f"warning: {reason}; attention is computed by XLA", sys.stderr)
 
 
 def check_on_one_device(c: TransformerXLConfig, *sizes: int, **program: bool) -> None:

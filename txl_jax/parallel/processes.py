@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +26,6 @@ from jax.experimental import multihost_utils
 
 from txl_jax.config import ConfigError
 from txl_jax.messages import UserError, short_repr, truncate
-from txl_jax.standard_streams import stderr, stdout
 
 T = TypeVar("T")
 
@@ -133,7 +133,7 @@ def is_process_zero() -> bool:
 def print_once(text: str | None, file: TextIO | None = None) -> None:
     """Prints a text that is not empty in process 0, on standard output or in ``file``."""
     if text and is_process_zero():
-        print(text, file=file or stdout(), flush=True)
+        print(text, file=file or sys.stdout, flush=True)
 
 
 def on_process_zero(work: Callable[[], T]) -> T:
@@ -225,7 +225,7 @@ def abort(code: int) -> None:
     """Ends a failed process without waiting for the others; does nothing in a single process."""
     if not many():
         return
-    for stream in (stdout(), stderr()):
+    for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, SystemExit):  # nobody reads what a failed process printed
             stream.flush()
     if is_process_zero():

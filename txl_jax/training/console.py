@@ -1,11 +1,11 @@
 """The output of a run on standard error: lines, or a progress bar."""
 
 import collections
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from txl_jax.records import plain
-from txl_jax.standard_streams import stderr
 from txl_jax.units import Unit, format_value, in_unit
 
 _RECENT = 60
@@ -23,7 +23,7 @@ class Console:
         self._label = f"{label}  " if label else ""
         self._now = (0.0, step, 0)  # seconds of training, step, tokens so far
         self._recent = collections.deque([self._now], maxlen=_RECENT)
-        self._bar, self._stream = None, stderr()
+        self._bar, self._stream = None, sys.stderr
         if self._stream.isatty() and not label and not silent:
             from tqdm import tqdm
 

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,7 +32,6 @@ from txl_jax.generation.write import write_continuations
 from txl_jax.messages import argument, names_flags, shown_path
 from txl_jax.parallel import processes
 from txl_jax.paths import names, path, read_text
-from txl_jax.standard_streams import stderr
 from txl_jax.training.events import Logger, make_logger
 from txl_jax.training.loop import train
 from txl_jax.training.plan import check_evaluation_memory, locked_workdirs, plan_run
@@ -186,7 +186,7 @@ def score_own_text(trained: TrainedModel, of_run: ExperimentConfig) -> Evaluatio
             " memory in the settings of this run; the score may become worse, and"
             f" {argument('mode', 'context')} shows the loss at every length"
         )
-        processes.print_once(note, stderr())
+        processes.print_once(note, sys.stderr)
     corpus = processes.process_zero_first(lambda: corpus_from_config(exp.data, trained.vocab))
     check_baselines(exp.evaluate.baselines, corpus.vocab)
     result = score_split(trained, corpus)

@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,7 +24,6 @@ from txl_jax.messages import nearest, shown_path
 from txl_jax.parallel.processes import print_once
 from txl_jax.paths import BUCKETS, is_remote, store
 from txl_jax.paths import path as bucket_path
-from txl_jax.standard_streams import stderr
 
 SPLITS = ("train", "valid", "test")
 SAMPLES = ("sample.txt", "sample.npy", "sample.starts.npy")  # a run writes these in its workdir
@@ -254,7 +254,7 @@ def hidden(name: str) -> bool:
 @functools.cache
 def say_once(text: str) -> None:
     """Prints lines about the data on standard error, once in this program, in process 0."""
-    print_once(text, stderr())
+    print_once(text, sys.stderr)
 
 
 def _is_workdir(folder: Path) -> bool:
@@ -322,7 +322,7 @@ def local_copy(address: str, cache: Path) -> Path | None:
 
     def fill(folder: Path) -> None:
         size = sum(info["size"] for info in found.values())
-        print_once(f"copying {address}: {size / 1e6:,.1f} MB", stderr())
+        print_once(f"copying {address}: {size / 1e6:,.1f} MB", sys.stderr)
         for key in found:
             relative = PurePosixPath(key.removeprefix(f"{parent}/"))
             if relative.is_absolute() or ".." in relative.parts:
