@@ -112,12 +112,12 @@ def test_a_folder_with_a_file_that_a_run_would_overwrite_is_refused(claimed, tmp
 def test_training_refuses_before_it_reads_the_text_and_names_all_files(claimed, tmp_path):
     folder, _, exp = claimed
     exp = override(exp, {"data.path": str(folder / "no such text"), "model.vocab_size": None})
-    for name in ("vocab.json", "metrics.jsonl", "sample.txt", "loss.png.0a1b2c3d.tmp"):
+    for name in ("vocab.json", "metrics.jsonl", "sample.txt", ".lock", "loss.png.0a1b2c3d.tmp"):
         (tmp_path / name).write_text("mine")
     before = contents(tmp_path)
     with pytest.raises(WorkdirError) as caught:
         modes.train(exp, str(tmp_path))
-    listed = "loss.png.0a1b2c3d.tmp, metrics.jsonl, sample.txt, vocab.json"
+    listed = ".lock, loss.png.0a1b2c3d.tmp, metrics.jsonl, sample.txt, vocab.json"
     assert f"would be overwritten: {listed}. Name another" in str(caught.value)
     assert contents(tmp_path) == before
 

@@ -205,7 +205,10 @@ def _refuse_overwriting(workdir: str, names: list[str]) -> None:
 
 def _our_names(workdir: str) -> list[str]:
     """Lists files with this program's names, except what a run killed at its start left behind."""
-    at_start = (LOCK, PROBE, OUTPUTS, CONFIG)
+    at_start = [PROBE, OUTPUTS, CONFIG]
+    lock = path(workdir, LOCK)
+    if not lock.is_file() or (lock.read_bytes() + b'{"pid"').startswith(b'{"pid"'):
+        at_start.append(LOCK)  # of this program, or none
     ours = [name for name in sorted(names(workdir)) if written_as(name) in FILES]
     return [n for n in ours if written_as(n) not in at_start and not _is_empty(workdir, n)]
 
