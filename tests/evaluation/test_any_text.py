@@ -222,11 +222,14 @@ def test_bytes_that_are_not_utf8_are_scored_to_a_strict_standard_output(monkeypa
 def test_results_that_cannot_be_written_are_refused_before_the_text_is_read(tmp_path, monkeypatch):
     trained = trained_on(Vocab.from_chars(["abc\n"]))
     monkeypatch.setattr(any_text, "read_text", None)
-    text = tmp_path / "in.txt"
+    text, link, same = (tmp_path / name for name in ("in.txt", "link.txt", "same.txt"))
     text.write_text("abc\n")
+    link.symlink_to(text)
+    same.hardlink_to(text)
+    also = "is also the file of score.path; name another file"
     for path, told in (
         (tmp_path / "none" / "out.jsonl", "cannot be written (No such file or directory); name"),
-        (text, "is also the file of score.path; name another file"),
+        *((path, also) for path in (text, link, same)),
     ):
         flags = {"score.path": str(text), "score.json": str(path)}
         asked = dataclasses.replace(trained, config=override(trained.config, flags))

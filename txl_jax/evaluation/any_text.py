@@ -58,7 +58,8 @@ def run(trained: TrainedModel, workdir: str) -> str:
     """Writes the :func:`line_record` of each line of the text, and a summary to standard error."""
     c = trained.config.score
     check_file("score.json", c.json, trained.config.data)
-    if c.json not in (None, "-") and os.path.realpath(c.json or "") == os.path.realpath(c.path):
+    exist = os.path.isfile(c.path) and os.path.isfile(c.json or "")
+    if exist and os.path.samefile(c.path, c.json or ""):
         named = f"config key score.json = {shown_path(str(c.json))!r}"
         raise ConfigError(f"{named}: is also the file of score.path; name another file")
     if trained.vocab.kind == "id" and c.path.lower().endswith(SUFFIXES):
