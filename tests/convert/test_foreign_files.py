@@ -159,6 +159,12 @@ def test_nvidias_checkpoint_has_arguments_vocabulary_and_step():
     assert (found.args, found.symbols, found.step) == ({"n_layer": 2}, ["<eos>", "a"], 40)
 
 
+def test_arguments_and_a_step_of_other_types_are_not_those_of_nvidia():
+    other = {"model_config": argparse.Namespace(n_layer=2), "train_step": np.ones(1)}
+    found = files.stored({"model_state": STATE, **other}, "x")
+    assert (found.args, found.step) == (None, 0)
+
+
 @pytest.mark.parametrize("loaded", [{}, [1], {"epoch": 3}, {"state_dict": {"a": "text"}}, None])
 def test_a_file_without_a_state_is_refused(loaded):
     with pytest.raises(ModelFormatError, match="is not a state_dict"):

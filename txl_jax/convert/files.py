@@ -211,8 +211,10 @@ def stored(loaded: Any, path: str) -> Stored:
         name.removeprefix("module."): np.asarray(plain(value), np.float32)
         for name, value in tensors.items()
     }
-    args, symbols = content.get("model_config"), symbols_of(content.get("vocab"))
-    return Stored(arrays, args, symbols, content.get("train_step", 0))
+    config, step = content.get("model_config"), content.get("train_step")
+    args = dict(config) if isinstance(config, Mapping) else None
+    step = step if isinstance(step, int) else 0
+    return Stored(arrays, args, symbols_of(content.get("vocab")), step)
 
 
 def symbols_of(vocab: Any) -> list[str] | None:
