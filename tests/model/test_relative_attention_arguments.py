@@ -122,6 +122,13 @@ def test_unknown_lengths_outside_of_the_segment_are_clamped(causal):
     np.testing.assert_array_equal(run(jnp.array([T + 4, -3])), run(jnp.array([T, 0])))
 
 
+def test_lengths_may_be_a_list_of_which_some_are_unknown():
+    x = drawn()
+    run = jax.jit(lambda n: txl_jax.relative_attention(**x, lengths=[n, 2]))
+    known = txl_jax.relative_attention(**x, lengths=[3, 2])
+    np.testing.assert_allclose(run(3), known, rtol=1e-5, atol=1e-6)
+
+
 def test_no_query_is_said_to_see_a_key_past_the_last(monkeypatch):
     """A fused kernel reads all the keys of the interval, which the plain form never reaches."""
     plain, ends = reference.attend, []

@@ -197,7 +197,9 @@ def _lengths(given: Any, b: int, t: int) -> jax.Array:
         return jnp.full(b, t, jnp.int32)
     allowed = range(t + 1) if isinstance(t, int) else None  # T may be a symbol of jax.export
     try:
-        given = given if isinstance(given, jax.Array) else np.asarray(given)
+        if not isinstance(given, jax.Array):  # np keeps the dtype; a list may have traced numbers
+            traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(given))
+            given = jnp.asarray(given) if traced else np.asarray(given)
         why = f"must be from 0 to T = {t}"
         lengths = int32_array("lengths", given, (b,), allowed=allowed, why=why)
     except ValueError as error:
