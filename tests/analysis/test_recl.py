@@ -145,6 +145,17 @@ def test_a_group_that_cannot_be_compared_is_refused():
     gains([elsewhere[0], losses("unknown")], 0.5)
 
 
+def test_contexts_may_be_a_list():
+    given = [losses(name, [1, 2]) for name in ("ours", "theirs")]
+    assert gains(given, 0.5)[0].contexts == (1, 2)
+
+
+@pytest.mark.parametrize("r", [0, 50, math.nan])
+def test_another_share_of_hard_targets_is_refused(r):
+    with pytest.raises(AnalysisError, match=r"must be above 0 and at most 1"):
+        gains([losses()], r)
+
+
 # --------------------------------------------------------------------------------------
 # The table: --mode=recl.
 

@@ -41,6 +41,7 @@ class Losses:
     targets: str = ""
 
     def __post_init__(self):
+        object.__setattr__(self, "contexts", tuple(self.contexts))  # also if given as a list
         rising = len(self.contexts) > 1 and self.contexts == tuple(sorted(set(self.contexts)))
         fits = self.nll.ndim == 2 and self.nll.shape[0] == len(self.contexts) and self.nll.size
         if not rising or not fits or not np.isfinite(self.nll).all():
@@ -109,9 +110,11 @@ class Gains:
 def gains(group: Sequence[Losses], r: float) -> list[Gains]:
     """Computes the gains of every model of a group.
 
-    ``r`` is the share of hard targets, above 0 and at most 1. Raises AnalysisError if the models
-    have losses at different lengths or on different targets.
+    ``r`` is the share of hard targets, above 0 and at most 1. Raises AnalysisError for another
+    share, or if the models have losses at different lengths or on different targets.
     """
+    if not 0 < r <= 1:
+        raise AnalysisError(f"r = {r}: must be above 0 and at most 1")
     shapes = {(losses.contexts, losses.nll.shape) for losses in group}
     if len(shapes) != 1 or len({losses.targets for losses in group} - {""}) > 1:
         names = ", ".join(losses.name for losses in group)
