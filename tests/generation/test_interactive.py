@@ -145,6 +145,15 @@ def test_an_error_of_the_machine_is_one_line_and_the_session_continues(ask, monk
     assert ask("abc") == (said, True)
 
 
+def test_an_error_without_a_text_has_its_name(ask, monkeypatch):
+    def no_memory(*_):
+        raise MemoryError
+        yield
+
+    monkeypatch.setattr(interactive, "continuations", no_memory)
+    assert ask("abc") == ("error: MemoryError\n", True)
+
+
 def test_a_prompt_cut_inside_a_character_is_continued_as_a_whole_one(trained, monkeypatch):
     """The prompt ends inside a UTF-8 character; the continuation completes it."""
     cfg = tiny_models.config(vocab_size=256)

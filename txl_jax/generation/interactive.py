@@ -56,7 +56,7 @@ class Session:
                 raise ValueError(f"there is no command {command}; :help lists the commands")
             execute[command](rest.replace("\\r\\n", "\r\n").replace("\\n", "\n"))
         except Exception as error:  # the session continues after any error, such as low memory
-            self._write(f"error: {one_line(error)}\n")
+            self._write(f"error: {one_line(error) or type(error).__name__}\n")
         except KeyboardInterrupt:
             self._write("\n(stopped)\n")
         return True
