@@ -340,6 +340,14 @@ def test_a_prompt_is_the_text_of_its_file_with_its_line_ends(dos_chars, tmp_path
     prompts._standard_input.cache_clear()
 
 
+def test_a_prompt_of_a_file_may_have_control_characters(tmp_path, command):
+    folder, path = exported(tmp_path / "model", Vocab.all_bytes()), tmp_path / "prompt.txt"
+    path.write_bytes(bytes(range(1, 32)))
+    code, out, told = command(*generating(folder, prompt_file=path, json="-"))
+    assert code == 0, told
+    assert json.loads(out)["prompt"] == path.read_bytes().decode()
+
+
 @pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl"])
 def test_a_line_of_prompts_ends_before_its_line_end(chars, tmp_path, command, name):
     path, lines = tmp_path / name, ["ab", "a b", "c"]

@@ -64,7 +64,8 @@ _standard_input = functools.cache(read_text)
 
 
 def _read(key: str, path: str) -> str:
-    return (_standard_input if path == "-" else read_text)(f"generate.{key}", path)
+    read = _standard_input if path == "-" else read_text
+    return read(f"generate.{key}", path, binary=True)  # a prompt may have control characters
 
 
 def _parse_prompt(line: str, where: str) -> str:
