@@ -189,6 +189,16 @@ def test_runs_are_named_by_their_folders(run, tmp_path):
     assert f"setting {' '.join(folders)} optimizer.learning_rate 0.5 0.25" in text
 
 
+@pytest.mark.parametrize("name", ["_run", f"/a/b{'_' * page.LONGEST_NAME}"])
+def test_a_run_of_any_name_is_in_the_legend(name, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(page, "figure_bytes", lambda figure, *_: drawn.append(figure) or b"")
+    metrics = [{"kind": "train", "step": 1, "bpb": 3.0}]
+    page.curves([dataclasses.replace(found(), workdir=name, metrics=metrics)], "bpb")
+    (label,) = drawn[0].axes[0].get_legend().get_texts()
+    assert label.get_text() == f"…{name[-page.LONGEST_NAME :]}"
+
+
 def test_damaged_and_foreign_files_are_left_out_and_named(run, tmp_path, capsys):
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)

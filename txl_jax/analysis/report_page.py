@@ -243,7 +243,9 @@ def curves(runs: Sequence[RunRecord], unit: Unit) -> dict[str, str]:
     loss = figure.add_subplot(grid[0, :], ylabel=f"{UNIT_NAMES[unit]} ({unit})")
     sides = [figure.add_subplot(grid[1, n], ylabel=key) for n, key in enumerate(_SIDE_PANELS)]
     for n, one in enumerate(runs):
-        colour, name = f"C{n % 10}", shown_path(one.workdir)[-LONGEST_NAME:]
+        colour, name = f"C{n % 10}", shown_path(one.workdir)
+        if len(name) > LONGEST_NAME or name.startswith("_"):  # a legend leaves out names with "_"
+            name = f"…{name[-LONGEST_NAME:]}"
         train = [{**r, **r.get("timing", {})} for r in one.metrics if r["kind"] == "train"]
         valid = [r for r in one.metrics if r["kind"] == "valid"]
         _line(loss, train, unit, "-", color=colour, alpha=0.6, label=name)
