@@ -103,6 +103,14 @@ def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path, index, shard
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("other", ["faiss.index.json", "b.safetensors.index.json"])
+def test_a_json_file_that_is_no_index_does_not_hinder_a_whole_model(tmp_path, other):
+    save_file(STATE, str(tmp_path / "model.safetensors"))
+    (tmp_path / other).write_text('{"dimension": 128}')
+    for path in (tmp_path / "model.safetensors", tmp_path):
+        assert_state(files.read(str(path)).tensors)
+
+
 def test_a_shard_without_its_index_is_refused(tmp_path):
     save_file(STATE, str(tmp_path / "m-1-of-2.safetensors"))
     with pytest.raises(

@@ -9,6 +9,7 @@ a folder             has one of these; a model with a name of Hugging Face's lib
 """
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -25,6 +26,7 @@ from txl_jax.convert.tensorflow import is_parameter
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import decode_text
 from txl_jax.library_errors import import_optional
+from txl_jax.messages import UserError
 
 TORCH = (".pt", ".pth", ".bin")
 ENDINGS = (".safetensors", *TORCH)
@@ -37,7 +39,7 @@ HUGGINGFACE = ("model.safetensors", "pytorch_model.bin")
 """The names under which Hugging Face's library saves a model, the preferred one first."""
 _VARIANT = re.compile(r"(model\b.*\.safetensors|pytorch_model\b.*\.bin)(\.index.*\.json)?")
 """The names with a variant or the number of a shard, or of an index."""
-_INDEX = re.compile(r".+\.index(\.[\w-]+)?\.json")
+_INDEX = re.compile(r".+\.\w+\.index(\.[\w-]+)?\.json")
 _SHARD = re.compile(r".+-\d+-of-0*(\d+)\..+", re.ASCII)
 
 
@@ -106,8 +108,9 @@ def index_of(path: str) -> str | None:
     if _INDEX.fullmatch(name):
         return path
     for index in filter(_INDEX.fullmatch, sorted(os.listdir(folder or "."))):
-        if name in listed_files(os.path.join(folder, index)).values():
-            return os.path.join(folder, index)
+        with contextlib.suppress(UserError):  # not an index of this file, whatever else it is
+            if name in listed_files(os.path.join(folder, index)).values():
+                return os.path.join(folder, index)
     if (match := _SHARD.fullmatch(name)) and int(match[1]) > 1:
         missing = "no index (*.index.json) beside it lists it; get the model's index too"
         raise ModelFormatError(f"{path}: is one of {match[1]} files, and {missing}")
