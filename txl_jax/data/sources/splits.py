@@ -9,6 +9,7 @@ A word of a name is a run of letters, or a part of a run that begins with a capi
 
 import collections
 import itertools
+import os
 import re
 from collections.abc import Callable, Mapping
 
@@ -26,10 +27,14 @@ _ING = re.compile(r"^(train|test)ing(?=\.|$)", re.IGNORECASE)  # training.txt, n
 _COPY = re.compile(
     r"[\s_.-]+(?:\(\d+\)|copy|backup|old|small|tiny|mini|sample|subset)$", re.IGNORECASE
 )  # ends the name of a file that repeats another one, or a part of it
+_FOLD = re.compile(r"(?:folds?|cv)[\W_]*(\d+)", re.IGNORECASE)
 _ZIPPED = re.compile(r"(.*?)\.zip/", re.IGNORECASE)
 _SHARD = re.compile(r"\d+-of-(\d+)")
-_PART = re.compile(r"train|valid(?:ation)?|test|dev|e?val")  # a part of a longer word
+_PART = re.compile(
+    r"train|valid(?:ation)?|test|dev|e?val|(?<![^\W\d_])(?:trn?|tst|te|va)(?![^\W\d_])"
+)  # a part of a longer word, or an abbreviation
 _SAME = "seem, by their names, to be the same text; remove one of them"
+_FIX = "give one set of files, or folders named train, valid and test"
 
 
 def arrange(
@@ -47,19 +52,27 @@ def arrange(
     Raises DataError if names contradict each other, seem to name splits by accident, or name no
     train split.
     """
+    words = {name: _deciding_words(name) for name in sorted(sizes)}
+    if any(len(_splits(found)) > 1 for found in words.values()):  # such as test_set.train
+        columns = zip(*words.values(), strict=False)
+        common = sum(1 for _ in itertools.takewhile(lambda column: len({*column}) == 1, columns))
+        rest_of = {name: found[common:] for name, found in words.items()}
+        if all(_splits(rest_of[name]) for name in words if _splits(words[name])):
+            words = rest_of
     found: dict[str, list[str]] = {}
-    for name in sorted(sizes):
-        if len(several := _splits(_deciding_words(name))) > 1:
+    for name, parts in words.items():
+        if len(several := _splits(parts)) > 1:
             fault = f"{name} is named as the {' and the '.join(several)} split"
             raise DataError(f"{where}: {fault}; rename the file")
         found.setdefault(next(iter(several), ""), []).append(name)
     rest = found.pop("", [])
     if not found:
         _check_alike(rest, where)
-        _check_forms({"": rest}, where, stem)
+        _check_copies({"": rest}, where, stem)
         return {"": rest}, []
     _check_rest(found, rest, sizes, where)
-    _check_forms(found, where, stem)
+    _check_copies(found, where, stem)
+    _check_sets(words, where)
     return {split: found[split] for split in ("train", "valid", "test") if split in found}, rest
 
 
@@ -83,61 +96,76 @@ def _check_rest(
 ) -> None:
     """Raises DataError if the names of splits seem to be accidents, or there is no train split."""
     if "train" not in found:
-        split, (name, *_) = next(iter(found.items()))
+        split, name = next((split, names[0]) for split, names in found.items())
         fault = f"{name} is named as the {split} split, and no file is named as the train split"
         raise DataError(f"{where}: {fault}; name the training text train, or rename {name}")
     named = [name for names in found.values() for name in names]
     of_rest, of_named = (sum(sizes[name] for name in names) for names in (rest, named))
-    if of_rest > of_named and len(rest) > len(named):
+    plain = all(len(_WORD.findall(os.path.splitext(name)[0])) == 1 for name in named)
+    lonely = len(found) == 1 and not plain and of_rest * 10 > of_named
+    if lonely or (of_rest > of_named and len(rest) > len(named)):
         fault = f"some names say a split ({listed(named)}), and others do not ({listed(rest)})"
         raise DataError(f"{where}: {fault}; rename files, or remove what is no part of the text")
 
 
-def _check_forms(found: Mapping[str, list[str]], where: str, stem: Callable[[str], str]) -> None:
-    """Raises DataError for two files of one name in a split, and for two sets of splits.
+def _check_copies(found: Mapping[str, list[str]], where: str, stem: Callable[[str], str]) -> None:
+    """Raises DataError if two files of a split have one name, such as val.txt and valid.txt.gz.
 
-    Examples are val.txt and valid.txt.gz; and ptb.train, ptb.char.train and their tests. A file in
-    an archive counts as the same file as its unpacked copy, beside the archive or in a folder of
-    the archive's name.
+    A file in an archive counts as the same file as its unpacked copy, beside the archive or in a
+    folder of the archive's name.
     """
-    as_split = lambda word: "{}" if word.lower() in SPLIT_OF else word
-    sets = collections.defaultdict[tuple[str, ...], dict[str, str]](dict)
+    as_split = lambda word: "{}" if word[0].lower() in SPLIT_OF else word[0]
     for split, names in found.items():
         known: dict[str, str] = {}
         for name in names:
-            form = _WORD.sub(lambda word: as_split(word[0]), _ING.sub(r"\1", stem(name)))
+            form = _WORD.sub(as_split, _ING.sub(r"\1", stem(name)))
             if split and (short := _COPY.sub("", form)).endswith("{}"):
                 form = short
             before = known.setdefault(form, name)
             if before != name:
                 raise DataError(f"{where}: {before} and {name} {_SAME}")
-            sets[*map(as_split, _deciding_words(name))].setdefault(split, name)
         for (form, name), to in itertools.product(known.items(), ("", r"\1/")):
             if (beside := known.get(_ZIPPED.sub(to, form), name)) != name:
                 raise DataError(f"{where}: {name} and {beside} {_SAME}")
-    whole = [names for names in sets.values() if len(names) > 1]
-    if len(whole) > 1:
-        both = " and ".join(next(iter(names.values())) for names in whole[:2])
-        raise DataError(f"{where}: {both} belong to two sets of splits; remove one of the sets")
 
 
 def _check_alike(names: list[str], where: str) -> None:
     """Raises DataError if names differ like those of splits, though no word of them is a split."""
-    forms = collections.defaultdict[str, dict[str, str]](dict)
+    forms: dict[str, dict[str, str]] = {}
     for name in names:
         for part in _PART.finditer(name.lower()):
-            forms[f"{name[: part.start()]}{{}}{name[part.end() :]}".lower()][part[0]] = name
+            form = f"{name[: part.start()]}{{}}{name[part.end() :]}".lower()
+            forms.setdefault(form, {})[part[0]] = name
     for parts in forms.values():
-        if len(parts) > 1 and "train" in parts:
-            fault = f"{listed(list(parts.values()))} seem to be splits, by parts of words"
-            raise DataError(f"{where}: {fault}; name them train.txt, valid.txt and test.txt")
+        if len(parts) > 1 and any(part.startswith("tr") for part in parts):
+            fault = f"{listed(list(parts.values()))} seem to be splits, but no name has a word"
+            fix = "name them train.txt, valid.txt and test.txt"
+            raise DataError(f"{where}: {fault} such as train or valid; {fix}")
+
+
+def _check_sets(words: Mapping[str, list[str]], where: str) -> None:
+    """Raises DataError for two sets of splits, such as ptb.train, ptb.char.train and their tests.
+
+    Digits do not count, so that parts of a split are one set, unless they number folds: the test
+    text of one fold is training text of the other folds.
+    """
+    sets: dict[tuple[str, ...], dict[str, str]] = {}
+    for name, parts in words.items():
+        for split in _splits(parts):
+            key = tuple("{}" if word.lower() in SPLIT_OF else word for word in parts)
+            sets.setdefault((*key, *_FOLD.findall(name)), {}).setdefault(split, name)
+    whole = [names for names in sets.values() if len(names) > 1]
+    if len(whole) > 1:
+        both = " and ".join(next(iter(names.values())) for names in whole[:2])
+        raise DataError(f"{where}: {both} belong to two sets of splits; {_FIX}")
 
 
 def listed(names: list[str], sizes: Mapping[str, int] | None = None) -> str:
     """Returns names, with their sizes if these are given, in one line that is not too long."""
     shown = [f"{n} ({_size(sizes[n])})" if sizes else n for n in names]
     if len(shown) > 2 * SHOWN + 1:
-        shown[SHOWN:-SHOWN] = [f"… {len(shown) - 2 * SHOWN:,} more …"]
+        left = f"… {len(shown) - 2 * SHOWN:,} more …"
+        shown = [*shown[:SHOWN], left, *shown[-SHOWN:]]
     return one_line(", ".join(shown))
 
 
