@@ -15,6 +15,7 @@ import typing
 import zipfile
 from typing import Any
 
+import numpy as np
 import pytest
 from corpus_files import (
     PTB,
@@ -33,7 +34,7 @@ from txl_jax.config import ConfigError
 from txl_jax.config.data import is_url
 from txl_jax.data.corpus import load_corpus
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources import stdlib
+from txl_jax.data.sources import archives, stdlib
 from txl_jax.data.sources.archives import extract, plain_names
 from txl_jax.data.sources.cache import make_folder, unfinished_download
 from txl_jax.data.sources.download import download, download_folder
@@ -161,6 +162,17 @@ def test_a_damaged_archive_is_refused_in_one_line_or_gives_its_text(tmp_path, ki
             assert "\n" not in message
             assert not into.exists()
     assert refusals >= (30 if kind == "" else 70)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_not_blamed_on_the_archive(tmp_path, monkeypatch):
+    monkeypatch.setattr(archives, "open", lambda *args: io.FileIO("/dev/full", "w"), raising=False)
+    archive = ptb_archive(tmp_path / "ptb.tgz")
+    message = refused(lambda: unpack(archive, tmp_path / "i", lambda name: "a.txt", []))
+    assert message == (
+        f"cannot write in the cache folder {tmp_path}/i.unfinished (No space left on device); set"
+        " data.cache_dir or $TXL_DATA_DIR to a folder that can be written"
+    )
 
 
 def test_a_damaged_archive_is_refused_with_what_to_do(tmp_path):
@@ -337,7 +349,27 @@ def test_a_path_that_is_no_regular_file_is_refused_and_never_opened(tmp_path, na
     assert message(tmp_path / "pipe") == f"{start}pipe': {fix} file"
     assert message("/dev/zero") == f"data.path = '/dev/zero': {fix} file"
     for link in ("loop", "nothing"):
-        assert message(tmp_path / link).startswith(f"{start}{link}': there is no such file or fol")
+        assert message(tmp_path / link) == f"{start}{link}': there is no such file or folder"
+
+
+@pytest.mark.parametrize(
+    ("name", "link"),
+    [
+        ("text", "test.txt"),
+        ("tokens", "test.npy"),
+        ("tokens", "train.starts.npy"),
+        ("ptb", "test.txt"),
+    ],
+)
+def test_a_link_to_nothing_is_not_an_absent_file(tmp_path, name, link):
+    """The test split would else be cut from train, or be the valid split, without a word."""
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.txt").write_text("a line\n" * 100)
+        np.save(tmp_path / f"{split}.npy", np.arange(100))
+    (tmp_path / link).symlink_to("nowhere")
+    message = refused(lambda: load_corpus(name, tmp_path, cache_dir=tmp_path / "cache"))
+    fix = "remove the link, or copy the file there"
+    assert message == f"{tmp_path / link}: is a link to a file that does not exist; {fix}"
 
 
 def test_a_folder_that_holds_itself_is_read_once(tmp_path):

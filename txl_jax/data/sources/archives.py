@@ -4,7 +4,6 @@ import contextlib
 import functools
 import lzma
 import os
-import shutil
 import stat
 import struct
 import tarfile
@@ -12,10 +11,10 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.cache import make_folder
+from txl_jax.data.sources.cache import make_folder, write_errors
 from txl_jax.data.sources.source import file_hash, opened
 
 Wanted = Callable[[str], str | None]  # from a member's name to its path in the folder, or None
@@ -54,12 +53,20 @@ def extract(
         for member, open_member in members:
             name = wanted(member)
             if name is not None and not (folder / name).exists():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                with open_member() as content, open(folder / name, "wb") as file:
-                    shutil.copyfileobj(content, file)
+                with open_member() as content:
+                    _copy(content, folder / name)
     for name in required:
         if not (folder / name).exists():
             raise DataError(f"{what}: there is no {name} in this archive")
+
+
+def _copy(content: IO[bytes], to: Path) -> None:
+    with write_errors(to.parent):
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.touch()
+    while block := content.read(1 << 20):  # an error of the archive is no error of the disk
+        with write_errors(to.parent), open(to, "ab") as file:
+            file.write(block)
 
 
 def is_zip(path: Path) -> bool:

@@ -82,7 +82,7 @@ class PublishedCorpus:
         """Returns the raw file or the archive in a folder."""
         names = [*filter(None, [self._raw]), os.path.basename(self.url)]
         for path in (folder / name for name in names):
-            if path.is_file():
+            if source.is_file(path):
                 return path
         names += [pattern.format("train") for pattern in self.patterns]
         missing = f"there is none of {', '.join(names)} in {folder}"

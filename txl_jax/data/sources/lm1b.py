@@ -20,7 +20,7 @@ from typing import Any, Literal
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.archives import extract, unpacked
 from txl_jax.data.sources.download import download_folder
-from txl_jax.data.sources.source import Source, existing_path, file_hash, join_files
+from txl_jax.data.sources.source import Source, existing_path, file_hash, is_file, join_files
 
 Protocol = Literal["authors", "double"]
 TITLES = {
@@ -104,7 +104,7 @@ def _source(folder: Path, vocab: Path, protocol: Protocol, label: str, **known: 
 def _train_files(folder: Path) -> list[Path]:
     """Returns the training shards in the order of their names."""
     for inside in (folder / TRAIN, folder / BASE / TRAIN):
-        if found := sorted(path for path in inside.glob(SHARDS) if path.is_file()):
+        if found := sorted(path for path in inside.glob(SHARDS) if is_file(path)):
             return found
     fix = "name the archive, its unpacked folder, or the folder around it"
     where = f"{TRAIN}/{SHARDS} in {folder}, nor in its folder {BASE}"
@@ -122,6 +122,6 @@ def _local_vocab(*folders: Path) -> Path:
 
 
 def _first(paths: list[Path], missing: str) -> Path:
-    for path in filter(Path.is_file, paths):
+    for path in filter(is_file, paths):
         return path
     raise DataError(f"lm1b: there is {missing}")

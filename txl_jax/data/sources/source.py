@@ -147,7 +147,7 @@ def check_utf8(files: Iterable[Path]) -> None:
 def split_files(folder: Path, pattern: str, label: str) -> dict[str, Path] | None:
     """Returns the files ``pattern.format(split)`` or ``None``; only some raise DataError."""
     files = {split: folder / pattern.format(split) for split in SPLITS}
-    missing = [file.name for file in files.values() if not file.is_file()]
+    missing = [file.name for file in files.values() if not is_file(file)]
     if 0 < len(missing) < len(files):
         present = next(file.name for file in files.values() if file.name not in missing)
         raise DataError(f"{label} has {present} but no {missing[0]}")
@@ -238,7 +238,7 @@ def files_in(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
     A folder may be a text and a workdir at once. What the run wrote there is no part of the text.
     """
     found = [path for path in sorted(folder.iterdir()) if not hidden(path.name)]
-    found = [path for path in found if wanted(path) and path.is_file()]
+    found = [path for path in found if wanted(path) and is_file(path)]
     if not _is_workdir(folder):
         return found
     if samples := [path.name for path in found if path.name in SAMPLES]:
@@ -354,7 +354,7 @@ def existing_path(path: str, cache: Path, key: str = "data.path") -> Path:
             raise DataError(f"{named}: is neither a regular file nor a folder; {fix}")
         beside = [other.name for other in found.parent.iterdir()] if found.parent.is_dir() else []
     fix = ""
-    if near := nearest(found.name, beside):
+    if near := nearest(found.name, [name for name in beside if name != found.name]):
         fix = f"; the nearest is {str(found.with_name(near))!r}"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not found.parent.is_dir():
         fix = f"; {FROM_THE_HUB}"
@@ -366,3 +366,11 @@ def existing_path(path: str, cache: Path, key: str = "data.path") -> Path:
 def name_of(found: Path, given: str) -> str:
     """Returns the name of a found path in messages; a copy has the address of its original."""
     return given.rstrip("/") if is_remote(given) else str(found)
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path is a regular file; raises DataError for a link to nothing."""
+    if path.is_symlink() and not path.exists():
+        fix = "remove the link, or copy the file there"
+        raise DataError(f"{path}: is a link to a file that does not exist; {fix}")
+    return path.is_file()

@@ -144,7 +144,7 @@ def read_documents(path: Path, data: DataConfig, vocab_size: int) -> list[np.nda
     A file of starts takes the place of ``data.document_separator``.
     """
     tokens = open_tokens(path, data)
-    if path.with_suffix(STARTS).is_file():
+    if source.is_file(path.with_suffix(STARTS)):
         data = dataclasses.replace(data, document_separator=None)
     _largest_id(tokens, vocab_size)
     found = _with_documents(tokens, data)
@@ -155,12 +155,13 @@ def _with_documents(tokens: np.memmap, data: DataConfig) -> np.memmap | Pieces:
     """Returns an array, as documents if it has a separator or a file of starts."""
     path = Path(str(tokens.filename))
     beside, separator = path.with_suffix(STARTS), data.document_separator
-    if beside.is_file() and separator is not None:
+    has_starts = source.is_file(beside)
+    if has_starts and separator is not None:
         fault = f"the file {beside} gives the starts of documents too; remove it"
         raise DataError(f"data.document_separator = {separator!r}: {fault}, or leave the key out")
     if separator is not None:
         return separated(tokens, _separator_id(separator, path.parent), str(path))
-    if not beside.is_file():
+    if not has_starts:
         return tokens
     starts = _open_npy(beside)
     check_starts(starts, len(tokens), str(beside))
@@ -184,7 +185,7 @@ def joined(paths: Sequence[Path], data: DataConfig, cache: Path) -> Pieces:
     sums, sizes, size = list[list[str]](), list[int](), 0
     for path in paths:  # one at a time, because each map needs an open file
         tokens = open_tokens(path, data)
-        if (beside := path.with_suffix(STARTS)).is_file():
+        if source.is_file(beside := path.with_suffix(STARTS)):
             fault = "each of several arrays is one document, so none can have starts"
             raise DataError(f"{beside}: {fault}; join the arrays, and their starts")
         if len(tokens) < 2:
@@ -339,8 +340,8 @@ def _largest_id(tokens: Any, vocab_size: int) -> int:
 def symbols_in(folder: Path) -> tuple[Path, list[str] | None]:
     """Returns the file of a folder that lists symbols, and the symbols; ``None`` without a file."""
     path, meta = folder / SYMBOLS, folder / META
-    if not path.is_file():
-        return (meta, read_meta(meta)) if meta.is_file() else (path, None)
+    if not source.is_file(path):
+        return (meta, read_meta(meta)) if source.is_file(meta) else (path, None)
     try:
         with read_errors(path):
             symbols = parse_json(path.read_bytes())
