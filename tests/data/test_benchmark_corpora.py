@@ -433,9 +433,14 @@ def test_a_raw_file_is_downloaded_once_and_checked(name, tmp_path, served, monke
     (folder / f"{name}.zip").unlink()
     assert load().info["label"].endswith("published data (md5 checked)")
     (tmp_path / "c" / "downloads" / name / name).write_bytes(raw + b"more")
-    assert refused(load).endswith(
-        f"delete the folder {tmp_path}/c/downloads/{name}, and the next run downloads it again"
-    )
+    fix = f"delete the folder {tmp_path}/c/downloads/{name}, and the next run downloads it again"
+    assert refused(load).endswith(fix)
+    origin = tmp_path / "c" / "downloads" / name / "origin.json"
+    for damage in (lambda: origin.write_text("{"), origin.unlink):
+        damage()
+        message = refused(load)
+        assert message.startswith(f"{origin}: cannot be read (")
+        assert message.endswith(fix)
 
 
 def test_wikitext_is_downloaded_once_and_its_hash_is_enforced(tmp_path, served, monkeypatch):

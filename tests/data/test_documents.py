@@ -375,6 +375,13 @@ def test_the_files_of_a_folder_of_texts_are_documents_if_asked(tmp_path):
     assert isinstance(plain.train, np.ndarray)
 
 
+def test_empty_files_are_no_documents(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("")
+    with pytest.raises(DataError, match="has 0 documents for 3 splits; give more documents"):
+        load_corpus("text", tmp_path, document_files=True, cache_dir=tmp_path / "c")
+
+
 # --------------------------------------------------------------------------------------
 # Runs.
 

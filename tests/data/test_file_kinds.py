@@ -86,6 +86,13 @@ def test_what_is_no_text_is_refused_by_what_it_looks_like(tmp_path, name):
             assert "\n" not in message
 
 
+def test_a_damaged_document_is_refused_too(tmp_path):
+    data = KINDS["a Microsoft Office document"].replace(b"PK\1\2", b"PKxx")
+    (tmp_path / "x.docx").write_bytes(data)
+    message = refused(lambda: load_corpus("text", tmp_path / "x.docx", cache_dir=tmp_path / "c"))
+    assert message.startswith(f"{tmp_path}/x.docx: is a zip archive, not text; ")
+
+
 def test_bytes_of_anything_are_trained_if_this_is_asked_for(tmp_path):
     path = tmp_path / "x.pdf"
     path.write_bytes(KINDS["a PDF document"])

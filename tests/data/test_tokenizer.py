@@ -113,7 +113,7 @@ def test_a_corpus_has_the_tokens_and_documents_of_a_text(tmp_path):
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (None, "there is no such file or folder"),
+        (None, r"cannot be read \(No such .*; name a file, such as the tokenizer\.json that save_"),
         (b"{", "is not JSON"),
         (b"{}", "cannot be read"),
         (b"[]", "cannot be read"),

@@ -28,6 +28,7 @@ from txl_jax.data.sources.source import SPLITS, Source, existing_path, file_hash
 from txl_jax.data.symbols import Kind
 from txl_jax.data.vocab import Vocab
 from txl_jax.parallel.processes import print_once
+from txl_jax.paths import is_remote
 from txl_jax.standard_streams import say
 
 __all__ = ["Corpus", "DataError", "corpus_from_config", "load_corpus"]
@@ -140,8 +141,10 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
     if data.name == "tokens":
         return _token_corpus(data, vocab)
     if data.tokenizer and vocab is None:
-        cache = data_folder(data.cache_dir)
-        vocab = Vocab.from_tokenizer(existing_path(data.tokenizer, cache, "data.tokenizer"))
+        path: Any = data.tokenizer
+        if is_remote(path):
+            path = existing_path(path, data_folder(data.cache_dir), "data.tokenizer")
+        vocab = Vocab.from_tokenizer(path)
     source = find_source(data, vocab)
     identity: dict[str, Any] = {"name": data.name, "source_hash": source.hash()}
     identity["protocol"] = {"vocab": kind, **source.protocol, "code_version": CODE_VERSION}

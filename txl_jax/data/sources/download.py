@@ -51,7 +51,12 @@ def download_folder(
             record = {"url": url, "sha256": file_hash(file), "files": sums}
             (folder / ORIGIN).write_text(json.dumps(record, indent=1))
 
-    return json.loads((make_folder(into, fill) / ORIGIN).read_text())["files"]
+    origin = make_folder(into, fill) / ORIGIN
+    try:
+        return json.loads(origin.read_text())["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        fix = f"delete the folder {into}, and the next run downloads it again"
+        raise DataError(f"{origin}: cannot be read ({error}); {fix}") from error
 
 
 def _hash(file: Path, expected: str) -> str:

@@ -106,7 +106,8 @@ class Stored:
             raise DataError(f"{self}: {error}") from None
         if kind := not_text(start):
             if not self.member and zipfile.is_zipfile(self.path):
-                with zipfile.ZipFile(self.path) as archive:
+                damaged = contextlib.suppress(zipfile.BadZipFile)
+                with damaged, zipfile.ZipFile(self.path) as archive:
                     kind = zip_kind(archive.namelist()) or kind
             fix = "name a text; docs/own_data.md lists what is read"
             raise DataError(f"{self}: is {kind}, not text; {fix}")

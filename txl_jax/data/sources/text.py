@@ -188,7 +188,7 @@ def _joined(
         text = source.join_files([file.path for file in files])
         if not data.document_files:
             return text, None
-        following = zip(text, [*text[1:], None], strict=True)  # a line end may follow a file
+        following = zip(text, [*text, None][1:], strict=True)  # a line end may follow a file
         sizes = [len(file) + isinstance(x, bytes) for file, x in following if file != b"\n"]
         return text, np.array(sizes, np.int64)
     text = [part for file in files if len(part := ByteRange.whole(file.path))]
