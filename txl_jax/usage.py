@@ -67,8 +67,8 @@ def help_text(words: Sequence[str]) -> str:
     """
     rest, overrides = split_overrides(words)
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    flags.add_argument("--mode", "-mode")
-    flags.add_argument("--config", "-config")
+    flags.add_argument("--mode", "-mode", nargs="?")
+    flags.add_argument("--config", "-config", nargs="?")
     found, rest = flags.parse_known_args(rest)
     mode = found.mode or next((word for word in rest if word in MODES), None)
     if mode is None:

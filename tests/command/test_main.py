@@ -64,6 +64,13 @@ def test_the_mode_of_a_help_is_given_as_any_flag_is_or_as_a_word(words):
     assert f"--mode=probe: {usage.MODES['probe']}\nusage: " in done.stdout
 
 
+@pytest.mark.parametrize("words", ["--help --mode", "--config --help", "--mode -h"])
+def test_a_help_with_an_unfinished_flag_is_the_whole_help(words):
+    done = call(*words.split())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == call("--help").stdout
+
+
 def test_the_help_of_a_mode_shows_the_values_of_the_config_and_refuses_what_the_mode_does():
     words = ["--mode=train", "--help", "--config=quickstart", "--config.train.steps=700"]
     told = call(*words).stdout

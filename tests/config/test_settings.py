@@ -5,6 +5,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import shutil
 import sys
 import typing
 from typing import Any
@@ -160,6 +161,16 @@ ATTENTION = (
         ("model.dropout", "٠.١", "'٠.١': must be of type float"),
         ("model.dropout", "nan", "nan: must be a finite number"),
         ("generate.stop", "[1]", "1: must be of type str"),
+        (
+            "sweep.grid.optimizer.name",
+            "[adam,muon]",
+            "'[adam,muon]': is no complete list; write 1,2 or a,b or ['a', 'b']",
+        ),
+        (
+            "sweep.grid.model.dropout",
+            "[0.1,",
+            "'[0.1,': is no complete list; write 1,2 or a,b or ['a', 'b']",
+        ),
         ("train.steps", "{[]: 1}", "'{[]: 1}': must be of type int"),
         ("model.n_layer", {}, "{}: must be of type int"),
         ("model.n_layer", [3], "[3]: must be of type int"),
@@ -1355,6 +1366,8 @@ def test_a_file_of_a_package_imports_its_neighbours_from_any_folder(tmp_path, mo
         assert load_config(two).train.seg_len == 32
     monkeypatch.chdir(tmp_path / "a" / "configs" / "inner")
     assert load_config("mine.py").train.seg_len == 16
+    shutil.copy("mine.py", "mine_0.1.py")
+    assert load_config("mine_0.1.py").train.seg_len == 16
     base = tmp_path / "a" / "configs" / "base.py"
     base.write_text(base.read_text().replace("16", "17"))
     assert load_config("mine.py").train.seg_len == 17

@@ -148,11 +148,17 @@ def _fresh_imports() -> Iterator[None]:
 def _import_file(file: Path) -> Any:
     """Imports a file, as a part of the packages around it if there are any."""
     packages = list(itertools.takewhile(lambda folder: (folder / _INIT).is_file(), file.parents))
-    first = packages[-1] / _INIT if packages else file
-    spec: Any = importlib.util.spec_from_file_location(_PACKAGE, first)
-    module = sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
+    name = _PACKAGE
+    if packages:
+        _load(name, packages[-1] / _INIT)
+        package = ".".join([_PACKAGE, *file.parent.relative_to(packages[-1]).parts])
+        importlib.import_module(package)
+        name = f"{package}.{file.stem.replace('.', '_')}"
+    return _load(name, file)
+
+
+def _load(name: str, file: Path) -> Any:
+    spec: Any = importlib.util.spec_from_file_location(name, file)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if not packages:
-        return module
-    parts = file.relative_to(packages[-1]).with_suffix("").parts
-    return importlib.import_module(".".join([_PACKAGE, *parts]))
+    return module

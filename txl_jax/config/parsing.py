@@ -119,7 +119,10 @@ def _anything(key: str, value: Any) -> Any:
         if not value.strip():
             raise refusal(key, value, "a value is missing; give one, or the word none")
         if value.lstrip()[:1] in ("(", "[") or "," in value:
-            value = _listed(value, True)
+            parts = _listed(value, True)
+            if any(isinstance(part, str) and part.lstrip()[:1] in ("(", "[") for part in parts):
+                raise refusal(key, value, "is no complete list; write 1,2 or a,b or ['a', 'b']")
+            value = parts
         else:
             value = known.get(value.lower(), _number(value))
     if isinstance(value, list | tuple | range) or getattr(value, "ndim", 0) == 1:
