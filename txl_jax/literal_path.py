@@ -15,7 +15,8 @@ COMMIT_MARK = "commit_success.txt"
 class LiteralPath(PosixGPath):
     """A local path or a ``gs://`` address; see :func:`txl_jax.paths.path`, which makes them.
 
-    In contrast, etils reads ``[``, ``*`` and ``?`` in the name of a local folder as patterns.
+    In contrast, etils reads ``[``, ``*`` and ``?`` in the name of a local folder as patterns, and
+    leaves out files whose names end with ``~``.
     """
 
     def glob(self, pattern: str) -> Iterator["LiteralPath"]:
@@ -24,6 +25,14 @@ class LiteralPath(PosixGPath):
             yield from super().glob(pattern)
         else:
             for name in glob.iglob(pattern, root_dir=self):
+                yield self / name
+
+    def iterdir(self) -> Iterator["LiteralPath"]:
+        """Yields all files and folders of this folder, in no order."""
+        if self._uri_scheme:
+            yield from super().iterdir()
+        else:
+            for name in os.listdir(self):
                 yield self / name
 
     def open(self, mode: str = "r", **settings: Any) -> Any:

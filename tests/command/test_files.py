@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from txl_jax import files
+from txl_jax import files, paths
 from txl_jax.file_kinds import wide_encoding
 from txl_jax.files import (
     atomic_write,
@@ -123,3 +123,8 @@ def test_a_nul_character_is_in_no_text_and_all_other_characters_stay():
 @pytest.mark.parametrize("data", ["naïve café, déjà vu.\n".encode("latin-1"), b"\x00" * 99, b""])
 def test_other_data_is_in_no_named_encoding(data):
     assert wide_encoding(data) is None
+
+
+def test_every_name_in_a_folder_is_found(tmp_path):
+    (tmp_path / "copy~").write_text("")
+    assert paths.names(str(tmp_path)) == ["copy~"]
