@@ -41,6 +41,7 @@ from txl_jax.data.sources.download import download, download_folder
 from txl_jax.data.sources.source import (
     SPLITS,
     ByteRange,
+    is_file,
     join_files,
     merge_small,
     read,
@@ -370,6 +371,15 @@ def test_a_link_to_nothing_is_not_an_absent_file(tmp_path, name, link):
     message = refused(lambda: load_corpus(name, tmp_path, cache_dir=tmp_path / "cache"))
     fix = "remove the link, or copy the file there"
     assert message == f"{tmp_path / link}: is a link to a file that does not exist; {fix}"
+
+
+def test_a_file_that_cannot_be_looked_at_is_no_absent_file(tmp_path, monkeypatch):
+    def denied(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(tmp_path), "is_symlink", denied)
+    message = refused(lambda: is_file(tmp_path / "a.txt"))
+    assert message == f"{tmp_path}/a.txt: cannot be read (Permission denied)"
 
 
 def test_a_folder_that_holds_itself_is_read_once(tmp_path):

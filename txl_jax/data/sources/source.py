@@ -370,7 +370,8 @@ def name_of(found: Path, given: str) -> str:
 
 def is_file(path: Path) -> bool:
     """Whether a path is a regular file; raises DataError for a link to nothing."""
-    if path.is_symlink() and not path.exists():
-        fix = "remove the link, or copy the file there"
-        raise DataError(f"{path}: is a link to a file that does not exist; {fix}")
-    return path.is_file()
+    with read_errors(path):
+        if path.is_symlink() and not path.exists():
+            fix = "remove the link, or copy the file there"
+            raise DataError(f"{path}: is a link to a file that does not exist; {fix}")
+        return path.is_file()
