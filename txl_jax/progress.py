@@ -18,6 +18,8 @@ LINES = 30.0
 
 def is_watched() -> bool:
     """Whether standard error is a terminal, or belongs to a cell of a notebook."""
+    if sys.stderr is None:  # of a service or of pythonw
+        return False
     return sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel")
 
 

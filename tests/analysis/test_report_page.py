@@ -192,7 +192,12 @@ def test_runs_are_named_by_their_folders(run, tmp_path):
 @pytest.mark.parametrize("name", ["_run", f"/a/b{'_' * page.LONGEST_NAME}"])
 def test_a_run_of_any_name_is_in_the_legend(name, monkeypatch):
     drawn = []
-    monkeypatch.setattr(page, "figure_bytes", lambda figure, *_: drawn.append(figure) or b"")
+
+    def keep(figure, *_):
+        drawn.append(figure)
+        return b""
+
+    monkeypatch.setattr(page, "figure_bytes", keep)
     metrics = [{"kind": "train", "step": 1, "bpb": 3.0}]
     page.curves([dataclasses.replace(found(), workdir=name, metrics=metrics)], "bpb")
     (label,) = drawn[0].axes[0].get_legend().get_texts()

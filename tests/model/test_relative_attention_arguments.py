@@ -1,7 +1,7 @@
 """The public function refuses arguments that do not fit, by name, and padding is inert."""
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -123,9 +123,9 @@ def test_unknown_lengths_outside_of_the_segment_are_clamped(causal):
 
 
 def test_lengths_may_be_a_list_of_which_some_are_unknown():
-    x = drawn()
-    run = jax.jit(lambda n: txl_jax.relative_attention(**x, lengths=[n, 2]))
-    known = txl_jax.relative_attention(**x, lengths=[3, 2])
+    x, of = drawn(), lambda *lengths: cast(jax.Array, list(lengths))
+    run = jax.jit(lambda n: txl_jax.relative_attention(**x, lengths=of(n, 2)))
+    known = txl_jax.relative_attention(**x, lengths=of(3, 2))
     np.testing.assert_allclose(run(3), known, rtol=1e-5, atol=1e-6)
 
 

@@ -33,6 +33,19 @@ def folder(tmp_path_factory):
     [
         ({"name": "lion"}, "'lion': must be 'adam', 'lamb', 'muon', or an optimizer of optax"),
         ({"name": "adamw"}, "the nearest name is 'optax.adamw'"),
+        (
+            {"name": "optax.adamw", "arguments": {"b1": 2}},
+            "arguments.b1 = 2: must be at least 0 and below 1: each update",
+        ),
+        (
+            {"name": "optax.adam", "arguments": {"b2": -0.5}},
+            "must be at least 0 and below 1: each update keeps this share of",
+        ),
+        (
+            {"name": "optax.adamw", "arguments": {"mask": 3}},
+            "mask = 3: must be a function, which no setting",
+        ),
+        ({"name": "optax.adam", "arguments": {"eps": -1e-8}}, "must be at least 0"),
         ({"name": "AdamW"}, "the nearest name is 'optax.adamw'"),
         ({"name": "sgdd"}, "the nearest name is 'optax.sgd'"),
         ({"name": "optax.Adam"}, "the nearest name is 'optax.adam'"),

@@ -6,6 +6,7 @@ optax, which takes a second to import, is imported only for such a name.
 import functools
 import inspect
 import json
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -65,8 +66,23 @@ def check(name: str, arguments: Mapping[str, Any], constant: bool) -> None:
         if key not in known:
             usable = nearest_or_all(key, known)
             raise refusal(where, value, f"{name} has no such argument; {usable}")
+        if fault := _out_of_range(key, value):
+            raise refusal(where, value, fault)
     if fault := _fault(name, json.dumps(arguments), constant):
         raise refusal(_NAME, name, fault)
+
+
+def _out_of_range(key: str, value: Any) -> str:
+    """Returns the rule that a value breaks, given what arguments of this name mean, or ""."""
+    if key == "mask" or key.endswith("_mask"):
+        return "must be a function, which no setting can name; leave the argument out"
+    if not isinstance(value, int | float):
+        return ""
+    if re.fullmatch(r"b\d|decay|.*_decay_rate|decay_rate|momentum", key) and not 0 <= value < 1:
+        return "must be at least 0 and below 1: each update keeps this share of a running mean"
+    if re.fullmatch(r"eps\w*|weight_decay|clipping_threshold", key) and value < 0:
+        return "must be at least 0"
+    return ""
 
 
 @functools.lru_cache(maxsize=64)
