@@ -39,6 +39,15 @@ def test_the_trace_has_the_steps_between_start_and_stop(calls, steps, seen, expe
     assert calls == expected
 
 
+@pytest.mark.parametrize(("seen", "last"), [(range(0, 13, 4), 8), (range(0, 5, 4), 4)])
+def test_the_message_has_the_last_step_of_the_trace(calls, seen, last):
+    lines: list[str] = []
+    with traced_steps((2, 7), "run", lines.append) as trace:
+        for step in seen:
+            trace(step, jax.numpy.zeros(()))
+    assert lines == [f"traced steps to {last}: run/tensorboard"]
+
+
 @pytest.mark.parametrize("wrong", ["5", "5:5", "7:3", "a:b", "-1:4", "1:2:3"])
 def test_other_texts_than_a_range_are_refused(tmp_path, wrong):
     with pytest.raises(ConfigError, match=r"train\.profile.*must be START:STOP"):

@@ -25,11 +25,12 @@ def traced_steps(
     ``report`` receives the folder. ``steps`` ``None`` traces nothing.
     """
     start, stop = steps if steps and processes.is_process_zero() else (0, 0)
-    folder, tracing = os.path.join(workdir, "tensorboard"), False
+    folder, tracing, done = os.path.join(workdir, "tensorboard"), False, 0
     with contextlib.ExitStack() as trace:
 
         def at_step(step: int, computed: Any) -> None:
-            nonlocal tracing
+            nonlocal tracing, done
+            done = step
             if tracing == (start <= step < stop):
                 return
             jax.block_until_ready(computed)  # the trace has whole steps
@@ -37,7 +38,7 @@ def traced_steps(
             if not tracing:
                 trace.close()
                 return
-            trace.callback(report, f"traced steps to {stop:,}: {folder}")
+            trace.callback(lambda: report(f"traced steps to {done:,}: {folder}"))
             jax.profiler.start_trace(trace.enter_context(local_folder(folder)))
             trace.callback(jax.profiler.stop_trace)
 
