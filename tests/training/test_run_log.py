@@ -1,6 +1,7 @@
 """The records of a run are the same however often it was stopped, except for their times."""
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import resource
 import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 
 from txl_jax import records
 from txl_jax.checkpoint import provenance
-from txl_jax.training import console, events, goodput, run_log
+from txl_jax.training import events, goodput, run_log
 from txl_jax.training.events import Logger
 from txl_jax.training.run_log import RunLog
 
@@ -75,16 +77,9 @@ def make(tmp_path):
 
 
 @pytest.fixture
-def terminal(monkeypatch):
+def terminal(monkeypatch, capsys):
     """Makes standard error a terminal for the console."""
-
-    class Terminal:
-        isatty = staticmethod(lambda: True)
-
-        def __getattr__(self, name):
-            return getattr(sys.stderr, name)
-
-    monkeypatch.setattr(console, "stderr", Terminal)
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda stream: True)
 
 
 @pytest.fixture
@@ -315,9 +310,11 @@ def test_time_left_follows_the_recent_steps(make, capsys, clock):
     assert capsys.readouterr().err.rstrip().endswith("  0:26:40 left")
 
 
-def test_a_terminal_without_a_size_has_a_bar_too(make, monkeypatch):
+@pytest.mark.parametrize(("columns", "most"), [(0, 79), (60, 59), (200, 79)])
+def test_a_bar_fits_a_terminal_of_any_size(make, monkeypatch, columns, most):
     """A container's terminal may have 0 columns, where tqdm shows nothing."""
-    outer, inner = os.openpty()  # has 0 columns
+    outer, inner = os.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("4H", 0, columns, 0, 0))
     with os.fdopen(inner, "w") as stream, os.fdopen(outer, "rb", buffering=0) as screen:
         monkeypatch.setattr(sys, "stderr", stream)
         log = make(unit="ppl")
@@ -326,6 +323,7 @@ def test_a_terminal_without_a_size_has_a_bar_too(make, monkeypatch):
         assert stream.isatty()
         seen = screen.read(100_000).decode()
     assert "step 4/" in seen
+    assert max(map(len, re.split(r"[\r\n]", seen))) == most
 
 
 def test_on_a_terminal_a_bar_shows_the_loss_and_messages_stand_above_it(make, terminal, capsys):

@@ -1,9 +1,10 @@
 """The output of a run on standard error: lines, or a progress bar."""
 
 import collections
+import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from txl_jax.records import plain
 from txl_jax.units import Unit, format_value, in_unit
@@ -28,8 +29,8 @@ class Console:
             from tqdm import tqdm
 
             form = "step {n_fmt}/{total_fmt} |{bar}| {desc}"  # the bar takes the remaining width
-            # A fixed size, since the terminal of a container may have no columns and no rows.
-            options: Any = {"bar_format": form, "ncols": 79, "nrows": 24}
+            # A given size, since the terminal of a container may have no columns and no rows.
+            options: Any = {"bar_format": form, "ncols": _columns(self._stream), "nrows": 24}
             self._bar = tqdm(total=total, initial=step, file=self._stream, **options)
 
     def message(self, text: str) -> None:
@@ -94,6 +95,14 @@ class Console:
         minutes, seconds_left = divmod(int(left), 60)
         hours, minutes = divmod(minutes, 60)
         return f"{tokens / seconds:,.0f} tok/s  {hours}:{minutes:02}:{seconds_left:02} left"
+
+
+def _columns(terminal: TextIO) -> int:
+    """Returns the columns of a bar: a longer line would fill the screen with lines."""
+    try:
+        return min(os.get_terminal_size(terminal.fileno()).columns or 80, 80) - 1
+    except OSError:  # no file descriptor
+        return 79
 
 
 def _named(name: str, value: Any) -> str:
