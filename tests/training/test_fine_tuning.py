@@ -145,6 +145,21 @@ def test_dropout_is_the_new_runs_own(trained, tmp_path):
 
 
 @pytest.mark.integration
+def test_a_start_of_another_shape_before_the_first_checkpoint_is_refused(trained, tmp_path):
+    start = tmp_path / "start"
+    export(str(trained), str(start))
+    begin(tmp_path / "text", start, tmp_path / "tuned", StopAt(1))
+    assert not list((tmp_path / "tuned").glob("checkpoints/*"))
+    shutil.rmtree(start)
+    (tmp_path / "other").mkdir()
+    exp, corpus = claimed(tmp_path / "other", tmp_path / "deep", **{"model.n_layer": 3, **FEW})
+    train(exp, corpus, str(tmp_path / "deep"), PreemptionGuard())
+    export(str(tmp_path / "deep"), str(start))
+    with pytest.raises(ConfigError, match=r"train\.start_from.*n_layer 3, not 2"):
+        begin(tmp_path / "text", start, tmp_path / "tuned")
+
+
+@pytest.mark.integration
 def test_an_exported_folder_starts_the_same_run(trained, tmp_path):
     export(str(trained), str(tmp_path / "exported"))
     begin(tmp_path / "text", trained, tmp_path / "a", **FEW)

@@ -89,11 +89,15 @@ def load_initial_params(
 
     The optimizer starts from these parameters, because some keep them in their state. ``exp`` comes
     from :func:`resolve_experiment`. Writes ``start.json`` into ``workdir``. Raises CheckpointError
-    or ModelFormatError if the parameters cannot be read.
+    or ModelFormatError if the parameters cannot be read, and ConfigError if the folder has another
+    model by now.
     """
     folder = exp.train.start_from
     assert folder is not None
     trained = load(folder)
+    if _merged_model(exp, trained.config.model) != exp.model:
+        fix = "the folder has changed since this run began; name another workdir"
+        raise _error(folder, f"this model has another shape than the model of the run: {fix}")
     record = {
         "start_from": folder,
         "folder": absolute(folder),
