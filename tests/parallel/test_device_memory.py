@@ -314,6 +314,21 @@ def test_training_is_refused_before_its_text_is_read(tmp_path):
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+def test_a_vocabulary_that_does_not_fit_is_refused_before_the_workdir_is_made(
+    tmp_path, monkeypatch
+):
+    """The size of the vocabulary is known once the text is read."""
+    lines = [" ".join(f"word{i + n}" for i in range(10)) + "\n" for n in range(0, 5000, 10)]
+    (tmp_path / "text.txt").write_text("".join(lines))
+    changes = {"data.vocab": "word", "generate.length": 0, "generate.prompt": "word1"}
+    exp = tiny_runs.experiment(tmp_path, **changes)
+    monkeypatch.setattr(machine, "host_memory", lambda: MIB)
+    check_memory_of(exp)
+    with pytest.raises(ConfigError, match=r"^training needs at least .* make it smaller"):
+        modes.train(exp, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_attention_kernel_for_other_devices_is_refused_with_the_settings():
     with pytest.raises(
         ConfigError, match=r"^model.kernel = 'triton' needs an NVIDIA GPU, but the program runs"

@@ -127,6 +127,11 @@ class StepSetup:
         """Draws the state before the first update with the experiment's seed."""
         return self._initialise(jnp.uint32(exp.seed))
 
+    def check_state_memory(self) -> None:
+        """Raises ConfigError if the arrays of training alone exceed the memory of the devices."""
+        arrays, copies = (self.abstract, self.abstract.params), self.exp.train.num_seeds
+        check_arrays(TRAINING_STATE, arrays, self.shardings.mesh, copies)
+
     def update(self, text: DeviceText | None = None) -> Any:
         """Returns :func:`~txl_jax.training.step.make_dispatch` with ``jit`` and shardings.
 
@@ -223,6 +228,7 @@ def build_plan(
         evaluator.check_attention()
     check_seeds(exp, mesh)
     setup = StepSetup.on(mesh, exp)
+    setup.check_state_memory()  # again, as the vocabulary is known now
     return Plan(corpus, setup, runs, validation, evaluators, evaluated, auto_dtype)
 
 
@@ -322,8 +328,7 @@ def check_training_memory(exp: ExperimentConfig, mesh: Mesh, scoring: Mesh) -> N
     """
     check_platform(exp.model.kernel, mesh)
     sized = dataclasses.replace(exp, model=_one_layer_traced(exp.model))
-    state = StepSetup.on(mesh, sized).abstract
-    check_arrays(TRAINING_STATE, (state, state.params), mesh, exp.train.num_seeds)
+    StepSetup.on(mesh, sized).check_state_memory()
     _check_protocol_memory(exp.model, exp.validate, VALIDATION, mesh)
     _check_protocol_memory(exp.model, exp.evaluate, EVALUATION, scoring)
 
