@@ -158,7 +158,7 @@ def test_a_mesh_of_several_devices_is_refused(folder):
 
 def test_a_folder_of_seeds_is_resumed_with_all_or_refused_with_the_only_one(folder, tmp_path):
     corpus, exp = corpus_and_experiment(folder, **SETTINGS)
-    for seed in (3, 4):
+    for seed in (3, 5):
         claimed(
             tmp_path / f"seed_{seed}", override(exp, {"seed": seed, "train.num_seeds": 1}), corpus
         )
@@ -167,8 +167,13 @@ def test_a_folder_of_seeds_is_resumed_with_all_or_refused_with_the_only_one(fold
                 WorkdirError, match=r"the only run in this folder is a seed; give workdir=.*/seed_3"
             ):
                 stored_experiment(str(tmp_path))
+    with pytest.raises(
+        WorkdirError, match=r"seed_4 is missing between the other seeds; resume each"
+    ):
+        stored_experiment(str(tmp_path))
+    shutil.copytree(tmp_path / "seed_3", tmp_path / "seed_4")
     found = stored_experiment(str(tmp_path))
-    assert (found.seed, found.train.num_seeds) == (3, 2)
+    assert (found.seed, found.train.num_seeds) == (3, 3)
 
 
 @pytest.mark.slow

@@ -203,8 +203,8 @@ def stored_experiment(workdir: str, start_from: str | None = None) -> Experiment
     """Returns the experiment, of all its seeds, of a run that has begun in a workdir.
 
     Without such a run, returns the experiment of ``start_from``, whose model a new run starts from.
-    Raises WorkdirError if there is no run, if the only one is in the folder of a single seed, or if
-    the settings cannot be used.
+    Raises WorkdirError if there is no run, if the only one is in the folder of a single seed, if a
+    seed between others is missing, or if the settings cannot be used.
     """
     if path(workdir, CONFIG).exists():
         return loaded_experiment(workdir)
@@ -219,5 +219,9 @@ def stored_experiment(workdir: str, start_from: str | None = None) -> Experiment
         why = "the only run in this folder is a seed"
         named = argument("workdir", shown_path(first))
         raise WorkdirError(f"{argument('workdir', workdir)}: {why}; give {named}")
+    if gaps := set(range(seeds[0], seeds[-1])).difference(seeds):
+        fix = "resume each seed in its own folder, or give the config of all seeds again"
+        why = f"seed_{min(gaps)} is missing between the other seeds"
+        raise WorkdirError(f"{argument('workdir', workdir)}: {why}; {fix}")
     exp = loaded_experiment(first)
     return dataclasses.replace(exp, train=dataclasses.replace(exp.train, num_seeds=len(seeds)))
