@@ -28,7 +28,17 @@ from txl_jax.parallel.shardings import ROWS, Shardings, zero_after
 class Memory(flax.struct.PyTreeNode):
     """The hidden states of earlier segments: a pytree to carry from one segment to the next.
 
-    See the example of :class:`~txl_jax.model.transformer_xl.TransformerXL`.
+    Example:
+      >>> import jax, txl_jax
+      >>> cfg = txl_jax.TransformerXLConfig(vocab_size=11, n_layer=2, d_model=8)
+      >>> model = txl_jax.TransformerXL(cfg)
+      >>> mems, tokens = model.init_mems(batch_size=1, mem_len=4), jax.numpy.array([[3, 1, 4]])
+      >>> mems.hidden.shape, mems.filled.tolist()
+      ((2, 1, 4, 8), [0])
+      >>> variables = model.init(jax.random.key(0), tokens, mems)
+      >>> _, mems = model.apply(variables, tokens, mems)
+      >>> mems.filled.tolist()  # the oldest slot is not real yet
+      [3]
 
     Attributes:
       hidden: [L,B,M,D] in the compute dtype, the inputs of every layer at earlier positions.
