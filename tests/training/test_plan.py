@@ -54,7 +54,7 @@ def counts(monkeypatch):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_a_run_builds_and_traces_each_part_once_and_does_not_check_ids_again(tmp_path, counts, seeds):
+def test_a_run_builds_each_part_once_and_does_not_check_ids_again(tmp_path, counts, seeds):
     exp = tiny_runs.experiment(tmp_path, **SHORT, **{"train.num_seeds": seeds})
     seen = plan_run(exp, str(tmp_path / "seen"))  # prepares the text
     train = np.asarray(seen.corpus.train)
