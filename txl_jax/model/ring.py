@@ -72,9 +72,7 @@ def attend(
     memory length is the number of slots of both rings. For ``platform`` see scores.py.
     """
     near, *beyond = past
-    # the index of each slot among all keys, oldest first
-    near_places = sum(far.keys.shape[2] for far in beyond) + _ages(near)
-    far_places = [_ages(far) for far in beyond]
+    near_places, *far_places = places(past)
     t, r, by_distance = mask.seg_len, near.keys.shape[2], None
     if positions.of_distances:
         # Reordering reads one row before and one row after the scores. It is faster to add these
@@ -112,6 +110,13 @@ def one_ring(
     (ring,) = past
     k, val = (ring.keys, present.keys), (ring.values, present.values)
     return AttentionInputs(q, k, val, positions, mask, oldest=ring.oldest)
+
+
+def places(past: list[Ring]) -> list[jax.Array]:
+    """Returns the index of each ring's slots among all keys, oldest first: int32 [R] each."""
+    near, *beyond = past
+    first = sum(far.keys.shape[2] for far in beyond)
+    return [first + _ages(near), *map(_ages, beyond)]
 
 
 def _ages(slots: Ring) -> jax.Array:
