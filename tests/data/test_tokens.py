@@ -1,6 +1,7 @@
 """``data.name=tokens``: an array of ids is checked, and memory-mapped without a copy."""
 
 import collections
+import gzip
 import json
 import os
 import pathlib
@@ -406,6 +407,15 @@ def test_a_file_of_llm_c_that_ends_in_its_header_is_refused(tmp_path, size):
     llm_c(path, ids=IDS)
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(DataError, match=r"ids\.bin: has 0 bytes of ids|has version 0"):
+        load_corpus("tokens", path)
+
+
+@pytest.mark.parametrize("name", ["", "ids.bin"])
+def test_a_compressed_file_is_not_read_as_raw_ids(tmp_path, name):
+    path = tmp_path / "ids.bin"
+    with open(path, "wb") as file, gzip.GzipFile(name, "wb", fileobj=file) as packed:
+        packed.write(np.arange(5000, dtype=np.uint16).tobytes())
+    with pytest.raises(DataError, match=r"ids\.bin: is a gzip file, not raw ids"):
         load_corpus("tokens", path)
 
 
