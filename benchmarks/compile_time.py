@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.data_preparation import machine
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.batch import Batch
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.mesh import make_mesh
 from txl_jax.training.plan import StepSetup
 
 FORMS: dict[str, dict[str, Any]] = {

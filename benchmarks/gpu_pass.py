@@ -86,8 +86,6 @@ def attention(short: str, dtype: str) -> Iterator[Command]:
     yield f"attention_dropout_{short}", [*three, "--dropatt=0.1"], 200
     long = ["--implementations=triton", "--keys=4096,8192,16384"]
     yield f"attention_16k_{short}", [*words, *long], 200
-    if short == "bf16":  # cuDNN has no float32
-        yield "attention_cudnn", [*words, "--implementations=cudnn,xla", "--rows=16"], 200
 
 
 def training(short: str, layers: str) -> Iterator[Command]:

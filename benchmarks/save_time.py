@@ -26,7 +26,7 @@ from benchmarks.data_preparation import machine
 from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.config import CheckpointConfig, load_config
 from txl_jax.data.batch import Batch
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.mesh import make_mesh
 from txl_jax.training.plan import StepSetup
 
 B, T = 4, 128

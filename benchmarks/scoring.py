@@ -15,7 +15,7 @@ from txl_jax.config import ConfigError, ProtocolConfig
 from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.evaluation.evaluator import segment_bar, split_evaluator
 from txl_jax.evaluation.protocols import describe
-from txl_jax.parallel.shardings import scoring_mesh
+from txl_jax.parallel.mesh import scoring_mesh
 from txl_jax.units import in_unit
 
 Row = dict[str, Any]

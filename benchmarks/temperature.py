@@ -20,7 +20,7 @@ from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.evaluation.evaluator import split_evaluator
 from txl_jax.evaluation.protocols import describe
 from txl_jax.files import write_json
-from txl_jax.parallel.shardings import scoring_mesh
+from txl_jax.parallel.mesh import scoring_mesh
 
 TEMPERATURES = (0.92, 0.96, 1.0, 1.04, 1.08, 1.12, 1.16)
 

@@ -33,7 +33,7 @@ from txl_jax.config import ExperimentConfig
 from txl_jax.data.feed import training_feed
 from txl_jax.data.streams import shuffled_streams
 from txl_jax.model.flops import update_flops
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.mesh import make_mesh
 from txl_jax.training.plan import StepSetup
 
 

@@ -56,7 +56,7 @@ def _parsed(line: bytes) -> Any:
     """Returns the JSON value of a line, or ``None`` if the line is not JSON."""
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

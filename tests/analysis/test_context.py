@@ -29,7 +29,7 @@ from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.pieces import Pieces
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.mesh import make_mesh
 
 FORMS: dict[str, dict[str, Any]] = {
     "relative": {},

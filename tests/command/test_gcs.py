@@ -8,6 +8,7 @@ import gzip
 import importlib.util
 import json
 import os
+import pathlib
 import random
 import shutil
 import signal
@@ -69,6 +70,11 @@ def test_an_address_that_cannot_work_is_refused_in_one_line(address, fault):
 def test_what_must_be_local_is_refused_in_a_bucket(key):
     with pytest.raises(ConfigError, match="is a URL, and only local paths can be used"):
         txl_jax.load_config("quickstart:smoke", {key: "gs://box/x"})
+
+
+def test_an_address_that_pathlib_has_shortened_is_explained():
+    with pytest.raises(ConfigError, match=r"pathlib\.Path drops a slash of gs://"):
+        txl_jax.train("quickstart:smoke", pathlib.Path("gs://box/run"))
 
 
 def test_without_its_package_the_error_names_the_extra(monkeypatch):

@@ -212,6 +212,10 @@ def test_wrong_type_is_refused_with_key_value_and_type(key, value, rule):
     assert same(f"config key {key} = {rule}")
 
 
+def test_an_integer_too_large_for_a_float_is_refused():
+    assert refusal(**{"optimizer.clip_norm": 10**400}).endswith("must be a finite number")
+
+
 @pytest.mark.parametrize(
     ("key", "text", "value"),
     [
@@ -430,7 +434,7 @@ OUT_OF_RANGE = [
     ("checkpoint.keep_last", 0, "must be at least 1"),
     ("checkpoint.keep_best", -1, "must be at least 0"),
     ("mesh.data", 0, "must be -1 (all devices) or at least 1"),
-    ("mesh.fsdp", 0, "must be at least 1"),
+    ("mesh.fsdp", 0, "must be -1 (chosen with data) or at least 1"),
     ("mesh.tensor", 0, "must be at least 1"),
     (
         "data.hash",
@@ -722,7 +726,7 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"train.num_seeds": 2, "mesh.tensor": 2},
-            "train.num_seeds = 2: all seeds run on one device, not on a mesh of -1 x 1 x 2; set"
+            "train.num_seeds = 2: all seeds run on one device, not on a mesh of -1 x -1 x 2; set"
             " mesh.data, mesh.fsdp and mesh.tensor to 1",
         ),
         (

@@ -35,7 +35,7 @@ from txl_jax.evaluation.protocols import target_indices
 from txl_jax.evaluation.split import score_split
 from txl_jax.generation.write import write_continuations
 from txl_jax.library import language_model
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.mesh import make_mesh
 from txl_jax.training.loss import batch_loss, denominators
 from txl_jax.training.preemption import PreemptionGuard
 

@@ -419,6 +419,21 @@ def test_a_compressed_file_is_not_read_as_raw_ids(tmp_path, name):
         load_corpus("tokens", path)
 
 
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_a_pickle_is_not_read_as_raw_ids(tmp_path, protocol):
+    path = tmp_path / "ids.bin"
+    path.write_bytes(pickle.dumps(list(range(5000)), protocol) + b"." * 8)
+    with pytest.raises(DataError, match=r"ids\.bin: is a Python pickle, not raw ids"):
+        load_corpus("tokens", path)
+
+
+def test_ids_that_begin_like_a_pickle_are_read(tmp_path):
+    ids = np.frombuffer(b"\x80\x04\x95\1" * 2000, np.uint16)
+    ids.tofile(tmp_path / "ids.bin")
+    corpus = load_corpus("tokens", tmp_path / "ids.bin")
+    np.testing.assert_array_equal(corpus.train[:10], ids[:10])
+
+
 @pytest.mark.parametrize("write", ["save", "savez"])
 def test_a_numpy_file_named_bin_is_refused(tmp_path, write):
     with open(tmp_path / "ids.bin", "wb") as file:

@@ -17,7 +17,7 @@ from txl_jax.data.batch import Batch
 from txl_jax.evaluation.dynamic import Learner, score_and_learn, update
 from txl_jax.evaluation.evaluator import Evaluator, split_evaluator
 from txl_jax.evaluation.protocols import compared_protocols, describe
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.mesh import make_mesh
 
 CFG = tiny_models.config()
 ADAPTIVE = tiny_models.config(cutoffs=(4, 9), div_val=2, d_embed=8, tie_projs=(False, True, True))

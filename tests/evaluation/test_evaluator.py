@@ -29,7 +29,7 @@ from txl_jax.evaluation.protocols import (
 )
 from txl_jax.evaluation.split import conversions
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.mesh import make_mesh
 
 CFG = tiny_models.config()
 FORMS: dict[str, dict[str, Any]] = {

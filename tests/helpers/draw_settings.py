@@ -38,7 +38,8 @@ from txl_jax.generation import generate
 from txl_jax.generation.sampling import sampling_of
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.compile_cache import compiled_rows
-from txl_jax.parallel.shardings import Shardings, make_mesh
+from txl_jax.parallel.mesh import make_mesh
+from txl_jax.parallel.shardings import Shardings
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.plan import build_meshes, check_training_memory
 from txl_jax.training.state import init_state

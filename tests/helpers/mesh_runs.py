@@ -11,7 +11,8 @@ import txl_jax
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.data.batch import Batch
 from txl_jax.model.layout import stack_layers, unstack_layers
-from txl_jax.parallel.shardings import Shardings, make_mesh
+from txl_jax.parallel.mesh import make_mesh
+from txl_jax.parallel.shardings import Shardings
 from txl_jax.training.loss import batch_loss, denominators
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.plan import StepSetup

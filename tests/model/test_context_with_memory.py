@@ -17,7 +17,7 @@ from txl_jax.data.feed import training_batch
 from txl_jax.data.streams import shuffled_streams
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.evaluation.protocols import keeps_cache
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.mesh import make_mesh
 
 CFG = tiny.config()
 TOKENS = tiny.tokens(CFG, 1, 121)[0]

@@ -16,10 +16,10 @@ from jax.sharding import AxisType
 
 import txl_jax
 from txl_jax.model.dropout import AttentionDropout
-from txl_jax.model.kernels import AttentionInputs, attend, choice, cudnn, parity, reference, xla
+from txl_jax.model.kernels import AttentionInputs, attend, choice, parity, reference, xla
 from txl_jax.model.masks import AttentionMask, attention_mask
 from txl_jax.model.positions import Positions
-from txl_jax.parallel.shardings import AXES
+from txl_jax.parallel.mesh import AXES
 
 RESET = np.zeros((3, 300), bool)
 RESET[1, 160] = True
@@ -263,22 +263,6 @@ def test_no_fused_kernel_computes_another_softmax_or_mask(other, monkeypatch):
         assert choice.choose("auto", x).name == "xla"
         with pytest.raises(ValueError, match=f"{name}.*Positions, AttentionMask.*not {other}"):
             choice.choose(name, x)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({}, None),
-        ({"dropout": True}, "not support dropout"),
-        ({"dtype": jnp.float32}, "bfloat16 and float16"),
-        ({"q_shape": (2, 3, 64, 41)}, "model.d_head to be a multiple of 8"),
-        ({"n_keys": 129}, "even numbers"),
-    ],
-)
-def test_cudnn_refuses_what_it_cannot_compute_with_the_reason(change, said):
-    form = {"q_shape": (2, 3, 64, 64), "n_keys": 128, "positions": Positions()}
-    refused = cudnn.supports(of_shape(**{**form, **change}))
-    assert (refused is None) if said is None else (said in (refused or ""))
 
 
 def test_a_model_gives_the_same_by_every_portable_implementation():

@@ -11,7 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from txl_jax.config import MeshConfig, TransformerXLConfig
 from txl_jax.model import lookup
-from txl_jax.parallel.shardings import ROWS, make_mesh, shard_words
+from txl_jax.parallel.mesh import ROWS, make_mesh
+from txl_jax.parallel.shardings import shard_words
 
 
 @pytest.fixture

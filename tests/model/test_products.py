@@ -13,7 +13,7 @@ from tiers import rest_integration
 from benchmarks import program_kernels
 from txl_jax.model import products
 from txl_jax.model.block import FeedForward
-from txl_jax.parallel.shardings import AXES
+from txl_jax.parallel.mesh import AXES
 
 
 @pytest.fixture

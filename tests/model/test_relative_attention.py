@@ -115,7 +115,6 @@ def test_dropout_changes_with_the_key_and_keeps_the_mean():
         ({"u": jnp.zeros(H)}, "u has the shape"),
         ({"window": -1}, "window = -1"),
         ({"dropout_rate": 0.1}, "dropout_key"),
-        ({"causal": False, "r": jnp.zeros((2 * T - 1, N, H)), "implementation": "cudnn"}, "cudnn"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_named(change, said):

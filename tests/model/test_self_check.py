@@ -260,7 +260,7 @@ from txl_jax.config import MeshConfig, TransformerXLConfig
 from txl_jax.model import self_check
 from txl_jax.model.kernels import choice, pallas_tpu
 from txl_jax.parallel import processes
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.mesh import make_mesh
 
 address, i, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 processes.initialise(False, address, 2, i)

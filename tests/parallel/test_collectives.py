@@ -12,7 +12,8 @@ from tiny_runs import call, write_config
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.evaluation.evaluator import Evaluator
-from txl_jax.parallel.shardings import Shardings, make_mesh
+from txl_jax.parallel.mesh import make_mesh
+from txl_jax.parallel.shardings import Shardings
 from txl_jax.planning.costs import collectives
 from txl_jax.planning.run_programs import _zeros, lower_update
 from txl_jax.training.plan import StepSetup, training_mesh

@@ -34,7 +34,8 @@ from txl_jax.generation.text import continuations
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel import device_memory as machine
 from txl_jax.parallel.device_memory import GIB, TRAINING, Checked, Work, array_bytes, check_program
-from txl_jax.parallel.shardings import Shardings, make_mesh
+from txl_jax.parallel.mesh import make_mesh
+from txl_jax.parallel.shardings import Shardings
 from txl_jax.training import trainer
 from txl_jax.training.plan import StepSetup, build_meshes, check_training_memory
 from txl_jax.training.state import init_state

@@ -19,15 +19,12 @@ from tiny_runs import run, write_config
 
 from txl_jax.config import ConfigError, MeshConfig, TransformerXLConfig, override
 from txl_jax.data.on_device import check_single_process
-from txl_jax.parallel import shardings
-from txl_jax.parallel.shardings import (
-    copies,
-    equal_on_copies,
-    idle_devices,
-    make_mesh,
-    scoring_mesh,
-)
+from txl_jax.parallel import mesh as meshes
+from txl_jax.parallel.mesh import copies, idle_devices, make_mesh, scoring_mesh
+from txl_jax.parallel.shardings import equal_on_copies
 from txl_jax.planning.run_programs import run_programs
+
+SMALL = TransformerXLConfig(n_layer=1)  # its parameters are not shared
 
 
 class OfProcess:
@@ -67,7 +64,7 @@ def noted(monkeypatch):
 )
 def test_all_devices_of_several_processes_take_part(settings, batch, parts, sizes, platform, noted):
     """There are two processes of four devices; without repeated work the mesh has no ``copies``."""
-    c, cfg, devices = MeshConfig(**settings), TransformerXLConfig(), of_processes(2, 4, platform)
+    c, cfg, devices = MeshConfig(**settings), SMALL, of_processes(2, 4, platform)
     names = ("copies", "data", "fsdp", "tensor")[-len(sizes) :]
     made = make_mesh(c, cfg, batch, parts, devices)
     assert made == (dict(zip(names, sizes, strict=True)), 8)
@@ -78,7 +75,7 @@ def test_gpus_of_several_hosts_may_share_matrices_over_hosts(noted):
     devices = of_processes(2, 8, "gpu")
     for device in devices:
         device.slice_index = device.process_index
-    made = make_mesh(MeshConfig(fsdp=16), TransformerXLConfig(), 16, devices=devices)
+    made = make_mesh(MeshConfig(fsdp=16), SMALL, 16, devices=devices)
     assert made == ({"data": 1, "fsdp": 16, "tensor": 1}, 16)
 
 
@@ -94,10 +91,10 @@ def test_a_text_on_the_device_needs_one_process():
 def test_any_batch_fits_any_number_of_processes(noted):
     for n, each, batch in ((2, 4, 22), (3, 8, 22), (4, 4, 60), (6, 1, 10), (16, 4, 22), (5, 3, 32)):
         devices = of_processes(n, each)
-        made: Any = make_mesh(MeshConfig(), TransformerXLConfig(), batch, devices=devices)
+        made: Any = make_mesh(MeshConfig(), SMALL, batch, devices=devices)
         assert np.prod(list(made[0].values())) == made[1] == n * each
         assert batch % made[0]["data"] == 0
-        scored: Any = scoring_mesh(MeshConfig(), TransformerXLConfig(), batch, devices)
+        scored: Any = scoring_mesh(MeshConfig(), SMALL, batch, devices)
         assert scored == ({"data": n * each, "fsdp": 1, "tensor": 1}, n * each)
 
 
@@ -112,7 +109,7 @@ def test_any_batch_fits_any_number_of_processes(noted):
 )
 def test_a_mesh_that_does_not_divide_the_devices_of_processes_is_refused(mesh, batch, fix):
     with pytest.raises(ConfigError, match=r"of 4 devices, and with several processes") as caught:
-        make_mesh(MeshConfig(**mesh), TransformerXLConfig(), batch, devices=of_processes(2, 2))
+        make_mesh(MeshConfig(**mesh), SMALL, batch, devices=of_processes(2, 2))
     assert str(caught.value).endswith(fix)
 
 
@@ -129,16 +126,16 @@ def test_a_mesh_that_does_not_divide_the_devices_of_processes_is_refused(mesh, b
 def test_repeated_work_is_reported_with_the_nearest_batch_sizes(
     settings, batch, words, monkeypatch
 ):
-    monkeypatch.setattr(shardings, "_many_processes", lambda devices: True)
+    monkeypatch.setattr(meshes, "_many_processes", lambda devices: True)
     c = MeshConfig(**settings)
-    told = idle_devices(make_mesh(c, TransformerXLConfig(), batch), c, batch)
+    told = idle_devices(make_mesh(c, SMALL, batch), c, batch)
     assert (told is None) == (words is None)
     assert (words or "") in (told or "")
 
 
 def test_copies_that_rounding_drove_apart_are_made_equal(monkeypatch):
-    monkeypatch.setattr(shardings, "_many_processes", lambda devices: True)
-    mesh = make_mesh(MeshConfig(fsdp=2), TransformerXLConfig(), 6)
+    monkeypatch.setattr(meshes, "_many_processes", lambda devices: True)
+    mesh = make_mesh(MeshConfig(fsdp=2), SMALL, 6)
     assert copies(mesh) == 4
     sharding = NamedSharding(mesh, PartitionSpec("fsdp"))
     copy_of = {mesh.devices[i]: i[0] for i in np.ndindex(mesh.devices.shape)}
@@ -158,7 +155,7 @@ def test_copies_that_rounding_drove_apart_are_made_equal(monkeypatch):
 def test_gradients_and_losses_with_copies_are_those_of_one_device(mesh, output, monkeypatch):
     one = experiment(**of_output(output))
     want = gradient(one), training(one)[0]
-    monkeypatch.setattr(shardings, "_many_processes", lambda devices: True)
+    monkeypatch.setattr(meshes, "_many_processes", lambda devices: True)
     exp = experiment(mesh, **of_output(output))
     assert copies(make_mesh(exp.mesh, exp.model, len(batches()[0].reset))) == 4
     assert_close(gradient(exp), want[0], 1e-5)

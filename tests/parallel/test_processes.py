@@ -21,7 +21,7 @@ from tiny_runs import call, run, write_config
 from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.config import CheckpointConfig, ConfigError, MeshConfig, TransformerXLConfig
 from txl_jax.parallel import processes
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.mesh import make_mesh
 
 IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 FORCED = "--xla_force_host_platform_device_count"

@@ -460,7 +460,7 @@ def test_programs_and_checks_know_where_memory_is_reset_within_a_segment(
 
 def test_a_kernel_by_name_changes_no_shape_and_no_first_parameter():
     """The shapes are found before the devices of a mesh are known, by a segment of one token."""
-    for kernel in ("triton", "pallas_tpu", "cudnn"):
+    for kernel in ("triton", "pallas_tpu"):
         exp = experiment(**{"model.kernel": kernel})
         plain = experiment(**{"model.kernel": "xla"})
         assert param_shapes(exp.model) == param_shapes(plain.model)
@@ -620,7 +620,7 @@ SLICES = """\
 import sys
 from jax.experimental import topologies
 from txl_jax.config import ConfigError, MeshConfig, TransformerXLConfig
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.mesh import make_mesh
 from txl_jax.planning.topologies import topology_devices
 
 topology_devices("v5e:2x2")  # sets up libtpu

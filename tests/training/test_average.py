@@ -12,7 +12,7 @@ from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.config import AverageConfig
 from txl_jax.data.feed import training_batch
 from txl_jax.evaluation.evaluator import split_evaluator
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.mesh import make_mesh
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.plan import training_streams
 from txl_jax.training.preemption import PreemptionGuard

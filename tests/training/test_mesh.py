@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import re
+import types
 from typing import Any
 
 import jax
@@ -39,7 +40,7 @@ from txl_jax.config import (
     override,
 )
 from txl_jax.model.kernels import choice
-from txl_jax.parallel.shardings import idle_devices, make_mesh, scoring_mesh
+from txl_jax.parallel.mesh import idle_devices, make_mesh, scoring_mesh
 from txl_jax.records import read_counted
 from txl_jax.training.plan import StepSetup
 from txl_jax.training.state import init_state, state_shardings
@@ -207,6 +208,40 @@ def test_of_a_tpu_slice_a_part_that_divides_it_is_taken(chips, batch, settings, 
     devices = slice_of(chips, monkeypatch)
     got = make_mesh(MeshConfig(**settings), experiment().model, batch, devices=devices)
     assert got == (shape, np.prod(shape))
+
+
+GPUS, CHIPS, OF_TWO_HOSTS = ("gpu", (8,)), ("tpu", (8,)), ("gpu", (8, 8))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kind", "settings", "shape"),
+    [
+        ("enwik8_24l", GPUS, {}, (1, 8, 1)),
+        ("enwik8_24l", CHIPS, {}, (8, 1, 1)),
+        ("lm1b_large", CHIPS, {}, (1, 8, 1)),
+        ("enwik8_24l", OF_TWO_HOSTS, {}, (2, 8, 1)),
+        ("lm1b_large", ("tpu", (32,)), {}, (2, 16, 1)),
+        ("enwik8_24l", GPUS, {"data": 8}, (8, 1, 1)),
+        ("enwik8_24l", GPUS, {"fsdp": 1}, (8, 1, 1)),
+        ("enwik8_24l", GPUS, {"fsdp": 2}, (4, 2, 1)),
+        ("enwik8_24l", GPUS, {"tensor": 2}, (1, 4, 2)),
+        ("enwik8_24l", ("gpu", (4, 4, 4, 4)), {"tensor": 8}, (2, 1, 8)),
+        ("enwik8_24l", ("cpu", (8,)), {}, (8, 1, 1)),
+        ("wt103_base", GPUS, {}, (8, 1, 1)),  # 410 is no multiple of 8
+        ("quickstart", GPUS, {}, (8, 1, 1)),
+    ],
+)
+def test_large_models_are_shared_within_a_host_or_slice(recipe, kind, settings, shape, monkeypatch):
+    platform, hosts = kind
+    monkeypatch.setattr(jax, "make_mesh", lambda shape, *_, devices: shape)
+    gpus = [
+        types.SimpleNamespace(platform=platform, process_index=0, slice_index=host)
+        for host, count in enumerate(hosts)
+        for _ in range(count)
+    ]
+    model = txl_jax.load_config(recipe).model
+    assert make_mesh(MeshConfig(**settings), model, 64, devices=gpus) == shape
+    assert scoring_mesh(MeshConfig(**settings), model, 64, gpus) == shape
 
 
 @pytest.mark.parametrize(

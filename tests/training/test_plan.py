@@ -16,7 +16,7 @@ from txl_jax.config import ConfigError, override
 from txl_jax.data import symbols
 from txl_jax.data.corpus import DataError
 from txl_jax.evaluation.evaluator import Evaluator
-from txl_jax.parallel import shardings
+from txl_jax.parallel import mesh as meshes
 from txl_jax.training import plan
 from txl_jax.training.plan import StepSetup, plan_run, training_mesh
 from txl_jax.training.preemption import PreemptionGuard
@@ -40,7 +40,7 @@ def counts(monkeypatch):
 
         monkeypatch.setattr(owner, name, call)
 
-    counted(shardings, "_mesh", lambda *_: "mesh")
+    counted(meshes, "_mesh", lambda *_: "mesh")
     counted(Evaluator, "__init__", lambda *_, **__: "evaluator")
     counted(plan, "init_state", lambda *_: "first state")  # called once for each trace
     counted(plan, "shuffled_streams", lambda *_, name="", **__: f"streams of {name}")

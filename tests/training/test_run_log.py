@@ -131,10 +131,11 @@ def test_a_resumed_run_writes_the_records_of_its_first_step_again(tmp_path):
     old = [{"kind": kind, "step": step} for step in (1, 2, 3) for kind in ("train", "valid")]
     records.append(str(path), *old)
     with open(path, "a") as file:
-        file.write('not JSON\n{"kind": "train", "st')
+        deep = "[" * 100_000
+        file.write(f'not JSON\n{deep}\n{{"kind": "train", "st')
     records.truncate(str(path), 2, rewritten="valid")
     assert records.read_counted(path)[0] == old[:3]
-    assert path.read_text().splitlines()[-1] == "not JSON"
+    assert path.read_text().splitlines()[-2:] == ["not JSON", deep]
     records.truncate(str(path), 0, rewritten=None)
     assert path.read_text() == ""
 

@@ -38,8 +38,8 @@ from txl_jax.messages import argument
 from txl_jax.model.precision import arithmetic_record
 from txl_jax.parallel import processes
 from txl_jax.parallel.device_memory import Work
+from txl_jax.parallel.mesh import scoring_mesh
 from txl_jax.parallel.processes import print_once
-from txl_jax.parallel.shardings import scoring_mesh
 from txl_jax.paths import path
 from txl_jax.training.plan import check_evaluation_memory, locked_workdirs, plan_run
 from txl_jax.training.run import is_trained

@@ -35,7 +35,7 @@ from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import positions_from_end, sinusoids
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import Checked, Work
-from txl_jax.parallel.shardings import scoring_mesh
+from txl_jax.parallel.mesh import scoring_mesh
 
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 """How many times slower the vanilla model is at each attention length (table 9, *paper*)."""

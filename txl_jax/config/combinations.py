@@ -83,7 +83,7 @@ def _steps_and_seeds(c: RunConfig) -> Broken:
             yield key, f"must be a multiple of train.steps_per_dispatch {t.steps_per_dispatch}"
     if t.profiled_steps and t.profiled_steps[1] > t.steps:
         yield "train.profile", f"must stop at train.steps {t.steps} or before"
-    if t.num_seeds > 1 and m.fsdp * m.tensor * max(m.data, 1) > 1:
+    if t.num_seeds > 1 and max(m.fsdp, 1) * m.tensor * max(m.data, 1) > 1:
         rule = f"all seeds run on one device, not on a mesh of {m.data} x {m.fsdp} x {m.tensor}"
         yield "train.num_seeds", f"{rule}; set mesh.data, mesh.fsdp and mesh.tensor to 1"
 

@@ -34,6 +34,8 @@ def path_text(path: Any, where: str, remote: bool = False) -> str:
         return text
     if scheme := _URL.match(text):
         advice = "copy or mount the files, and name the local path"
+        if remote and scheme[0] == "gs:/":
+            advice = "pathlib.Path drops a slash of gs://, so pass an address as text"
         if where.endswith("data.path"):
             advice = f"a text is downloaded by data.url with data.hash; {FROM_THE_HUB}"
         usable = "local paths and gs:// addresses" if remote else "local paths"

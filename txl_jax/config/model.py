@@ -139,7 +139,7 @@ class TransformerXLConfig(Section, key="model"):
     remat: Literal["none", "products", "layer"] = "none"
     """Values that the backward pass recomputes: none, all except products with weights (products),
     or whole layers (layer)."""
-    kernel: Literal["auto", "reference", "xla", "cudnn", "triton", "pallas_tpu"] = "auto"
+    kernel: Literal["auto", "reference", "xla", "triton", "pallas_tpu"] = "auto"
     """Implementation of attention (model/kernels); auto takes the best one for the device."""
 
     def __post_init__(self) -> None:

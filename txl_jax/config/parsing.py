@@ -81,6 +81,8 @@ def _single(key: str, value: Any, hint: Any) -> Any:
     if hint in (int, float) and isinstance(value, str):
         value = _number(value)
     if hint is float and type(value) is int:
+        if abs(value) > 10**308:
+            raise refusal(key, value, "must be a finite number")
         value = float(value)
     if hint is int and type(value) is float and value.is_integer():
         value = int(value)

@@ -197,12 +197,13 @@ class CheckpointConfig(Section, key="checkpoint"):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig(Section, key="mesh"):
-    """The number of devices on each axis of the device mesh (parallel/shardings.py)."""
+    """The number of devices on each axis of the device mesh (parallel/mesh.py)."""
 
     data: int = minus_1_or_count("all devices", -1, DEVICES)
     """Number of devices that split the batch; -1 takes all devices that the other axes leave."""
-    fsdp: int = at_least(1, 1, DEVICES)
+    fsdp: int = minus_1_or_count("chosen with data", -1, DEVICES)
     """Number of devices that split the batch, the parameters (gathered for use) and the optimizer
-    state."""
+    state; if it and ``data`` are -1, the GPUs of a host do for layers of 16 million parameters or
+    more, and the chips of a TPU slice for layers of 512 million or more."""
     tensor: int = at_least(1, 1, DEVICES)
     """Number of devices that split heads, the inner width of feed-forward layers, and words."""

@@ -20,8 +20,8 @@ from txl_jax.evaluation.evaluator import Evaluator, segment_bar, split_evaluator
 from txl_jax.evaluation.results import Evaluation, SplitScore
 from txl_jax.files import write_json
 from txl_jax.model.precision import arithmetic_record
+from txl_jax.parallel.mesh import idle_devices, scoring_mesh
 from txl_jax.parallel.processes import is_process_zero, print_once
-from txl_jax.parallel.shardings import idle_devices, scoring_mesh
 from txl_jax.paths import path
 from txl_jax.records import append, plain, read_counted
 from txl_jax.units import UNIT_NAMES, in_unit

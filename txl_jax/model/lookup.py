@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from txl_jax.model.derivatives import with_derivatives
+from txl_jax.parallel.mesh import row_devices
 from txl_jax.parallel.platforms import platform_of
-from txl_jax.parallel.shardings import row_devices, sharded_over_rows
+from txl_jax.parallel.shardings import sharded_over_rows
 
 _MOST = 2**25
 """If the table's rows times the indices are at most this, the gradient on a GPU is a product with

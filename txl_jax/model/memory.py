@@ -21,8 +21,9 @@ from txl_jax.messages import fields_repr
 from txl_jax.model import wide_products
 from txl_jax.model.positions import Positions
 from txl_jax.model.ring import KeysValues, Ring
+from txl_jax.parallel.mesh import ROWS
 from txl_jax.parallel.platforms import platform_of
-from txl_jax.parallel.shardings import ROWS, Shardings, zero_after
+from txl_jax.parallel.shardings import Shardings, zero_after
 
 
 class Memory(flax.struct.PyTreeNode):

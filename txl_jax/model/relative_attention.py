@@ -18,7 +18,7 @@ from txl_jax.model.kernels.choice import FUSED, IMPLEMENTATIONS, attend
 from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.model.masks import AttentionMask, BothWaysMask
 from txl_jax.model.positions import Positions
-from txl_jax.parallel.shardings import AXES, row_devices
+from txl_jax.parallel.mesh import AXES, row_devices
 
 _FLOATS = ("float32", "bfloat16", "float16", "float64")
 
@@ -71,8 +71,8 @@ def relative_attention(
       scale: a number; ``None`` means 1 / sqrt(H).
       dropout_rate: the probability that a weight is dropped, from 0 to 0.999999; needs
         ``dropout_key``.
-      implementation: ``auto``, or one by name (the setting ``model.kernel``). ``cudnn`` and
-        ``pallas_tpu`` do not support ``causal=False``.
+      implementation: ``auto``, or one by name (the setting ``model.kernel``).
+        ``pallas_tpu`` does not support ``causal=False``.
       mesh: the devices, if there are several; ``None`` inside of ``jax.shard_map``. Its axes
         ``data`` and ``fsdp`` split the B rows and ``tensor`` the N heads; it needs all three, of
         the type ``AxisType.Auto``. ``tensor`` must divide N. If data x fsdp does not divide B,
@@ -108,7 +108,7 @@ def relative_attention(
             raise _refused("dropout_rate", "needs a dropout_key")
         dropout = AttentionDropout.draw(dropout_key, rate)
     given_scale = _array("scale", 1 if scale is None else scale)
-    if given_scale.shape or not jnp.isrealobj(given_scale):
+    if given_scale.shape or given_scale.dtype == bool or not jnp.isrealobj(given_scale):
         raise _refused("scale", f"must be one real number, not {one_line(short_repr(scale))}")
     if implementation not in IMPLEMENTATIONS:
         rule = f"must be one of {', '.join(IMPLEMENTATIONS)}"

@@ -30,12 +30,11 @@ from txl_jax.model.kernels.choice import KernelError
 from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.model.precision import bfloat16_passes, product_precision, resolved
 from txl_jax.parallel import processes
-from txl_jax.parallel.shardings import one_device
+from txl_jax.parallel.mesh import one_device
 from txl_jax.standard_streams import say
 
 _PACKAGES = (
-    *("jax", "jaxlib", "libtpu", "triton", "jax-triton"),
-    *("jax-cuda12-pjrt", "jax-cuda13-pjrt", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
+    *("jax", "jaxlib", "libtpu", "triton", "jax-triton", "jax-cuda12-pjrt", "jax-cuda13-pjrt"),
 )
 _LONG = 2**23
 """From this many scores per head on, the check has one row and one head on a device."""

@@ -48,7 +48,7 @@ class TransformerXL(nn.Module):
 
     Attributes:
       cfg: the settings of the model, in which ``auto`` is replaced by its value on these devices.
-      mesh: the devices over which a compiled program splits its rows (shardings.py).
+      mesh: the devices over which a compiled program splits its rows (parallel/mesh.py).
     """
 
     cfg: TransformerXLConfig

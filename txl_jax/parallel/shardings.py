@@ -1,10 +1,4 @@
-"""The device mesh, and the shardings of parameters, optimizer state, batches and activations.
-
-    data      rows of the batch, with the memory of their streams
-    fsdp      rows, and also parameters and optimizer state, which are gathered for use
-    tensor    heads, the feed-forward layer's inner width, words
-    copies    nothing: groups of devices that repeat the same work. A mesh has this axis only if
-              several processes have more devices than the rows can use
+"""The shardings of parameters, optimizer state, batches and activations on a mesh (mesh.py).
 
 A parameter axis is replicated if the number of its devices does not divide it (267,735 words).
 """
@@ -12,21 +6,15 @@ A parameter axis is replicated if the number of its devices does not divide it (
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from txl_jax.config import ConfigError, MeshConfig, TransformerXLConfig
-
-AXES = ("data", "fsdp", "tensor")
-ROWS = ("data", "fsdp")
-"""The axes that a batch's rows are sharded over."""
-COPIES = "copies"
+from txl_jax.parallel.mesh import COPIES, ROWS, copies, row_devices
 
 PARAMETERS: dict[str, tuple[str | None, ...]] = {
     **dict.fromkeys(("query", "key", "value", "position"), ("fsdp", "tensor", None)),  # [D,N,H]
@@ -51,163 +39,6 @@ PARAMETERS: dict[str, tuple[str | None, ...]] = {
 a parameter's path, without a cluster's number. Other matrices are sharded by their first axis over
 ``fsdp``, and other vectors are replicated. Stacked layers have one axis more, and so have ``u`` and
 ``v`` if each layer has its own."""
-
-
-def make_mesh(
-    c: MeshConfig,
-    model: TransformerXLConfig,
-    batch_size: int,
-    micro_batches: int = 1,
-    devices: Sequence[jax.Device] | None = None,
-) -> Mesh:
-    """Returns the training mesh; ``data=-1`` uses the most devices that divide a batch's rows.
-
-    ``devices`` are all devices of the run unless given. With several processes all devices take
-    part: those that get no rows repeat the work of others, along the axis ``copies``. Raises
-    ConfigError if the devices are too few, do not divide rows, heads or inner width, or cannot be
-    used in part (those of several processes, and of a TPU slice).
-    """
-    devices = jax.devices() if devices is None else devices
-    rows = batch_size // micro_batches
-    fitting = [n for n in _data_sizes(c, devices) if rows % (n * c.fsdp) == 0]
-    data = max(fitting, default=1) if c.data == -1 else c.data
-    if data * c.fsdp * c.tensor <= len(devices) and rows % (data * c.fsdp):
-        what = "train.batch_size" + " / train.micro_batches" * (micro_batches > 1)
-        sizes = _sizes(batch_size, data * c.fsdp * micro_batches)
-        raise ConfigError(
-            f"config key mesh.data = {data}: data x fsdp = {data * c.fsdp} must divide {what} ="
-            f" {rows}; a train.batch_size of {sizes} works"
-        )
-    return _mesh(c, model, data, devices, fitting)
-
-
-def scoring_mesh(
-    c: MeshConfig,
-    model: TransformerXLConfig,
-    batch_size: int,
-    devices: Sequence[jax.Device] | None = None,
-) -> Mesh:
-    """Returns the mesh to score ``batch_size`` streams, which an evaluator pads with empty rows.
-
-    ``data=-1`` uses the fewest devices that have no more rows each than all devices would have, or
-    all devices if there are several processes. Raises ConfigError like :func:`make_mesh`.
-    """
-    devices = jax.devices() if devices is None else devices
-    fitting, data = _data_sizes(c, devices), c.data
-    if data == -1 and _many_processes(devices):
-        data = max(fitting, default=1)
-    elif data == -1:
-        data = min(fitting, key=lambda n: (-(-batch_size // (n * c.fsdp)), n), default=1)
-    return _mesh(c, model, data, devices, fitting)
-
-
-def idle_devices(
-    mesh: Mesh,
-    c: MeshConfig,
-    batch_size: int,
-    micro_batches: int = 1,
-    count: int | None = None,
-    key: str = "train.batch_size",
-) -> str | None:
-    """Returns a warning that names the nearest batch sizes if devices are idle or repeat work.
-
-    Devices that ``mesh.data`` leaves idle, as the user asked, need no warning. ``count`` is the
-    number of devices, by default all of the run. ``key`` is the batch's setting.
-    """
-    count, others, busy = count or jax.device_count(), c.fsdp * c.tensor, mesh.size // copies(mesh)
-    if busy == count or (c.data != -1 and busy == mesh.size):
-        return None
-    if count % others:
-        works = f"mesh.fsdp x mesh.tensor = {others} must divide {count} to use all"
-    elif c.data != -1:
-        works = "mesh.data = -1 uses as many as the rows allow"
-    else:
-        works = f"{key} = {_sizes(batch_size, count // others * c.fsdp * micro_batches)} uses all"
-    rest = "stay idle" if busy == mesh.size else "repeat the same work"
-    return f"warning: {busy} of {count} devices are in use, and the others {rest}; {works}"
-
-
-def copies(mesh: Mesh | None) -> int:
-    """Returns how many groups of devices do the same work."""
-    return 1 if mesh is None else mesh.shape.get(COPIES, 1)
-
-
-def _data_sizes(c: MeshConfig, devices: Sequence[jax.Device]) -> list[int]:
-    """Returns the sizes that the axis ``data`` can have on these devices or a part of them."""
-    count, others = len(devices), c.fsdp * c.tensor
-    return [n for n in range(1, count // others + 1) if _is_part(n * others, devices)]
-
-
-def _is_part(used: int, devices: Sequence[jax.Device]) -> bool:
-    """Tells whether a mesh of ``used`` devices can run beside the others, or with copies of it."""
-    # Every process must take part, and libtpu has no programs for other parts of a slice.
-    any_number = devices[0].platform != "tpu" and not _many_processes(devices)
-    return any_number or len(devices) % used == 0
-
-
-def _many_processes(devices: Sequence[jax.Device]) -> bool:
-    return len({d.process_index for d in devices}) > 1
-
-
-def _mesh(
-    c: MeshConfig,
-    model: TransformerXLConfig,
-    data: int,
-    devices: Sequence[jax.Device],
-    fitting: list[int],
-) -> Mesh:
-    """Checks and returns a mesh; ``fitting`` are the values of ``data`` that work."""
-    count, others = len(devices), c.fsdp * c.tensor
-    used, axes = data * others, f"data {data} x fsdp {c.fsdp} x tensor {c.tensor}"
-    if used > count:
-        raise ConfigError(
-            f"config key mesh = {axes} = {used}: must be at most {count}, the number of devices"
-        )
-    for key, size in (("n_head", model.n_head), ("d_inner", model.d_inner)):
-        if size % c.tensor:
-            why = f"must divide model.{key} {size}"
-            raise ConfigError(f"config key mesh.tensor = {c.tensor}: {why}")
-    if not _is_part(used, devices):
-        works = f"mesh.data {max(fitting, default=-1)} works"
-        if count % others:
-            works = f"fsdp x tensor = {others} must divide {count}"
-        raise ConfigError(
-            f"config key mesh = {axes}: uses {used} of {count} devices, and with several processes"
-            f" or on TPUs the number in use must divide the number of devices; {works}"
-        )
-    repeated = count // used if _many_processes(devices) else 1
-    used *= repeated
-    # XLA numbers the GPUs of each host as a slice too, but they may divide more than rows.
-    slice_of = lambda d: getattr(d, "slice_index", 0) if d.platform == "tpu" else 0
-    slices = len({slice_of(d) for d in devices[:used]})
-    sharing = math.gcd(data, slices)  # the slices that share the rows
-    if repeated % (slices // sharing):
-        raise ConfigError(
-            f"config key mesh = {axes}: only mesh.data divides work among the {slices} TPU slices,"
-            f" so mesh.data must be a multiple of {slices}"
-        )
-    sizes = {COPIES: (slices // sharing, repeated), "data": (sharing, data)}
-    sizes |= {"fsdp": (1, c.fsdp), "tensor": (1, c.tensor)}
-    names = (COPIES, *AXES) if repeated > 1 else AXES
-    over_slices, shape = zip(*(sizes[name] for name in names), strict=True)
-    auto = (AxisType.Auto,) * len(names)
-    if slices == 1:
-        return jax.make_mesh(shape, names, auto, devices=devices[:used])
-    of_slice = [n // m for n, m in zip(shape, over_slices, strict=True)]
-    placed = mesh_utils.create_hybrid_device_mesh(of_slice, over_slices, devices[:used])
-    return Mesh(placed, names, axis_types=auto)
-
-
-def one_device(device: jax.Device) -> Mesh:
-    """Returns the mesh of a single device."""
-    return jax.make_mesh((1, 1, 1), AXES, (AxisType.Auto,) * len(AXES), devices=[device])
-
-
-def _sizes(batch_size: int, divisor: int) -> str:
-    """Returns the nearest batch sizes that the divisor divides, in words."""
-    below = batch_size // divisor * divisor
-    sizes = [str(size) for size in (below, below + divisor) if size]
-    return " or ".join(sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,11 +124,6 @@ def varies(x: Any) -> bool:
 def shard_rows(x: jax.Array, mesh: Mesh | None) -> jax.Array:
     """Shards the rows of [B,...] over the devices, and no other axis."""
     return _constrained(x, mesh, ROWS)
-
-
-def row_devices(mesh: Mesh | None) -> int:
-    """Returns the number of devices that rows are sharded over; 1 without a mesh."""
-    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROWS)
 
 
 def shard_words(x: jax.Array, mesh: Mesh | None) -> jax.Array:

@@ -19,7 +19,7 @@ from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig
 from txl_jax.model.precision import float32_products, resolved
 from txl_jax.parallel.device_memory import GIB, gpu_share, memory_of_each, program_bytes
-from txl_jax.parallel.shardings import idle_devices
+from txl_jax.parallel.mesh import idle_devices
 from txl_jax.planning.costs import (
     Collective,
     collectives,

@@ -122,7 +122,7 @@ def _executed(text: str) -> Iterator[tuple[str, int]]:
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _COLLECTIVE = re.compile(rf" = (\(.*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
-_CALL = re.compile(r'custom_call_target="([^"]+)"|"kind":"(__(?:triton|cudnn)[^"]*)"')
+_CALL = re.compile(r'custom_call_target="([^"]+)"|"kind":"(__triton[^"]*)"')
 _LOOP = re.compile(r"(body|condition)=%?([\w.\-]+)")
 _CALLED = re.compile(r"calls=%?([\w.\-]+)")
 _WHOLE = re.compile(r" call\(.*to_apply=%?([\w.\-]+)")

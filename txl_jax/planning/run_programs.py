@@ -40,7 +40,8 @@ from txl_jax.model.attention import fuses_cache, may_fuse_cache, planned_attenti
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.parallel.compile_cache import compiled_rows
 from txl_jax.parallel.device_memory import array_bytes
-from txl_jax.parallel.shardings import Shardings, one_device, scoring_mesh
+from txl_jax.parallel.mesh import one_device, scoring_mesh
+from txl_jax.parallel.shardings import Shardings
 from txl_jax.training.plan import (
     StepSetup,
     attention_program,

@@ -64,8 +64,9 @@ from txl_jax.parallel.device_memory import (
     Work,
     check_arrays,
 )
+from txl_jax.parallel.mesh import make_mesh, scoring_mesh
 from txl_jax.parallel.processes import on_process_zero, process_zero_first
-from txl_jax.parallel.shardings import Shardings, make_mesh, scoring_mesh
+from txl_jax.parallel.shardings import Shardings
 from txl_jax.training.fine_tuning import load_encoded_corpus, resolve_experiment
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import TrainState, init_state, state_shardings, with_shardings

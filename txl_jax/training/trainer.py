@@ -29,7 +29,7 @@ from txl_jax.model.precision import describe
 from txl_jax.parallel import processes
 from txl_jax.parallel.autotuning import kept_choices
 from txl_jax.parallel.device_memory import TRAINING, check_program
-from txl_jax.parallel.shardings import idle_devices
+from txl_jax.parallel.mesh import idle_devices
 from txl_jax.progress import waiting_for
 from txl_jax.training.distil import soft_targets
 from txl_jax.training.events import Logger

@@ -293,7 +293,8 @@ def _llm_c_type(path: Path, size: int) -> np.dtype | None:
     with open(path, "rb") as file:
         start = file.read(LOOKED_AT)
     may_be_ids = start.startswith(b"\xff" * 4)  # a mark of other files too
-    if not may_be_ids and (kind := file_kind(start, least=4)):
+    pickled = start.startswith(b"\x80") and start[7:11] == bytes(4)  # the length of its first part
+    if not may_be_ids and (kind := file_kind(start, least=3 if pickled else 4)):
         raise DataError(f"{path}: is {kind}, not raw ids; write the ids with numpy.save")
     magic, version, count = np.frombuffer(start[:12].ljust(12, b"\0"), "<i4").tolist()
     if magic not in LLM_C:

@@ -4,7 +4,6 @@
     xla          a group of queries at a time, recomputed for the gradient: O(K) memory, any device
     triton       fused, for NVIDIA GPUs
     pallas_tpu   fused, for TPUs
-    cudnn        fused by NVIDIA's library, which takes the position term as a bias
 
 All of them give the same values and gradients, with the same dropout mask (model/dropout.py).
 """

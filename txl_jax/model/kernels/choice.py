@@ -16,13 +16,14 @@ from txl_jax.model.kernels import reference, xla
 from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.model.masks import AttentionMask, BothWaysMask
 from txl_jax.model.positions import Positions
+from txl_jax.parallel.mesh import ROWS, row_devices
 from txl_jax.parallel.platforms import compute_capability, platform_of, tpu_generation
-from txl_jax.parallel.shardings import ROWS, row_devices, varies
+from txl_jax.parallel.shardings import varies
 
-IMPLEMENTATIONS = ("auto", "reference", "xla", "cudnn", "triton", "pallas_tpu")
-FUSED = {"cudnn": "gpu", "triton": "gpu", "pallas_tpu": "tpu"}
+IMPLEMENTATIONS = ("auto", "reference", "xla", "triton", "pallas_tpu")
+FUSED = {"triton": "gpu", "pallas_tpu": "tpu"}
 """The implementations that XLA does not compile, and the platform of each; ``gpu`` is NVIDIA's."""
-BEST = {"gpu": "triton", "tpu": "pallas_tpu"}
+BEST = {platform: name for name, platform in FUSED.items()}
 """The implementation that ``auto`` chooses on each platform, if it supports the form."""
 _NOT_IN_SHARD_MAP = "a fused kernel cannot run inside of jax.shard_map with check_vma=True"
 _OLD_TPU = "needs a TPU v5 or later"

@@ -35,22 +35,23 @@ import triton.language as tl
 
 from txl_jax.model import dropout
 
-HEAD_STRIDE = tl.constexpr(dropout.HEAD_STRIDE)
-FIRST, SECOND, GOLDEN = (tl.constexpr(x) for x in (*dropout.FACTORS, dropout.GOLDEN))
-EVEN, ODD, EVEN_8, ODD_8 = (tl.constexpr(x) for x in dropout.OF_FOUR)
-LOG2E = tl.constexpr(1.4426950408889634)
-UNSEEN = tl.constexpr(-1e30)
+const = tl.constexpr
+HEAD_STRIDE = const(dropout.HEAD_STRIDE)
+FIRST, SECOND, GOLDEN = (const(x) for x in (*dropout.FACTORS, dropout.GOLDEN))
+EVEN, ODD, EVEN_8, ODD_8 = (const(x) for x in dropout.OF_FOUR)
+LOG2E = const(1.4426950408889634)
+UNSEEN = const(-1e30)
 
 
 @triton.jit
-def rows_of(source, row, limit, STRIDE: tl.constexpr, H: tl.constexpr):
+def rows_of(source, row, limit, STRIDE: const, H: const):
     """Loads the given rows of [limit,STRIDE] as [rows,H]; an index beyond them loads the last."""
     row = tl.minimum(row, limit - 1)
     return tl.load(source + (row.to(tl.int64) * STRIDE)[:, None] + tl.arange(0, H)[None, :])
 
 
 @triton.jit
-def put_rows(target, x, row, limit, STRIDE: tl.constexpr, H: tl.constexpr):
+def put_rows(target, x, row, limit, STRIDE: const, H: const):
     """Writes [rows,H] to the given rows of [limit,STRIDE], and skips rows outside of the array."""
     inside = (row >= 0) & (row < limit)
     at = (row.to(tl.int64) * STRIDE)[:, None] + tl.arange(0, H)[None, :]
@@ -58,9 +59,7 @@ def put_rows(target, x, row, limit, STRIDE: tl.constexpr, H: tl.constexpr):
 
 
 @triton.jit
-def keys_of(
-    memory, own, first, key, turn, M, K, STRIDE: tl.constexpr, H: tl.constexpr, RING: tl.constexpr
-):  # fmt: skip
+def keys_of(memory, own, first, key, turn, M, K, STRIDE: const, H: const, RING: const):
     """Loads a tile of keys or values as [keys,H], all of memory or all of the segment."""
     row, step = tl.minimum(key, K - 1), STRIDE
     if RING:
@@ -71,28 +70,28 @@ def keys_of(
 
 
 @triton.jit
-def queries_of(q, bias, query, T, STRIDE: tl.constexpr, H: tl.constexpr):
+def queries_of(q, bias, query, T, STRIDE: const, H: const):
     """Loads queries, and adds the bias [1,H]."""
     tile = rows_of(q, query, T, STRIDE, H)
     return (tile + bias).to(tile.dtype)
 
 
 @triton.jit
-def bias_of(bias, head, H: tl.constexpr):
+def bias_of(bias, head, H: const):
     """Loads a head's row of a bias, [1,H]."""
     return tl.load(bias + head * H + tl.arange(0, H))[None, :]
 
 
 @triton.jit
-def class_of(T, SX: tl.constexpr, EVERY: tl.constexpr):
-    """Returns a program's row, its number in the row, its class p, and the x of its SX queries.
+def class_of(N, T, SX: const, EVERY: const):
+    """Returns a program's row, b, head, number in the row, class p, and the x of its SX queries.
 
     Query x of class p is x * EVERY + p. The queries that see most keys come first.
     """
     tiles = tl.cdiv(tl.cdiv(T, EVERY), SX)
-    number = tl.program_id(0) % (tiles * EVERY)
+    row, number = tl.program_id(0) // (tiles * EVERY), tl.program_id(0) % (tiles * EVERY)
     x = (tiles - 1 - number // EVERY) * SX + tl.arange(0, SX)
-    return tl.program_id(0) // (tiles * EVERY), number, number % EVERY, x
+    return row, (row // N).to(tl.int64), row % N, number, number % EVERY, x
 
 
 @triton.jit
@@ -111,7 +110,7 @@ def line_of(seed, head, b, query):
 
 
 @triton.jit
-def kept(line, start, SK: tl.constexpr, DROPPED: tl.constexpr):
+def kept(line, start, SK: const, DROPPED: const):
     """Tells of each weight whether dropout keeps it; four keys of a thread share a hash."""
     column = tl.arange(0, SK)  # SK .. 2*SK below shows LLVM that four keys share a hash
     shared = (tl.arange(SK, 2 * SK) & ((SK - 1) & -10)).to(tl.uint32) * GOLDEN
@@ -127,13 +126,10 @@ def kept(line, start, SK: tl.constexpr, DROPPED: tl.constexpr):
 @triton.jit
 def position_scores(
     q, v, r, oldest, newest, N, T, R, scores,
-    STRIDE: tl.constexpr, H: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
-    SX: tl.constexpr, SD: tl.constexpr, EVERY: tl.constexpr,
+    STRIDE: const, H: const, KP: const, PRECISION: const, SX: const, SD: const, EVERY: const,
 ):  # fmt: skip
     """Writes (q+v).r of the keys that each query sees; grid: B * N * EVERY * ceil(T/EVERY/SX)."""
-    row, _, p, x = class_of(T, SX, EVERY)
-    b = (row // N).to(tl.int64)
-    head = row % N
+    row, b, head, _, p, x = class_of(N, T, SX, EVERY)
     query = x * EVERY + p
     exists = query < T
     tile_q = queries_of(q + b * T * STRIDE + head * H, bias_of(v, head, H), query, T, STRIDE, H)
@@ -154,9 +150,8 @@ def position_scores(
 @triton.jit
 def forward(
     q, u, k_mem, k, val_mem, val, scores, oldest, newest, slot, seed, B, N, T, K, M, out, lse,
-    STRIDE: tl.constexpr, H: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
-    SQ: tl.constexpr, SK: tl.constexpr, RING: tl.constexpr, STAGES: tl.constexpr,
-    DROPPED: tl.constexpr,
+    STRIDE: const, H: const, KP: const, PRECISION: const, SQ: const, SK: const,
+    RING: const, STAGES: const, DROPPED: const,
 ):  # fmt: skip
     """Computes ``out`` and ``lse`` of SQ queries of a row; grid: B * N * ceil(T/SQ).
 
@@ -165,8 +160,7 @@ def forward(
     """
     groups = tl.cdiv(T, SQ)
     row = tl.program_id(0) // groups
-    b = (row // N).to(tl.int64)
-    head = row % N
+    b, head = (row // N).to(tl.int64), row % N
     first = (groups - 1 - tl.program_id(0) % groups) * SQ
     last = tl.minimum(first + SQ, T) - 1
     query = tl.minimum(first + tl.arange(0, SQ), T - 1)
@@ -207,7 +201,7 @@ def forward(
             gathered = gathered * before[:, None]
             weights = weights.to(tile_val.dtype)
             gathered = tl.dot(weights, tile_val, gathered, input_precision=PRECISION)
-    keeps: tl.constexpr = 1 - DROPPED / 4294967296
+    keeps: const = 1 - DROPPED / 4294967296
     out += b * T * STRIDE + head * H
     put_rows(out, gathered / (total * keeps)[:, None], query, T, STRIDE, H)
     tl.store(lse + row.to(tl.int64) * T + query, largest + tl.log2(total))
@@ -217,8 +211,8 @@ def forward(
 def gradient_of_keys(
     q, u, k_mem, k, val_mem, val, scores, dout, lse, delta, oldest, newest, spans, seed, N, T, K, M,
     dk_mem, dk, dval_mem, dval, dscores,
-    STRIDE: tl.constexpr, H: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
-    SQ: tl.constexpr, SK: tl.constexpr, STAGES: tl.constexpr, DROPPED: tl.constexpr,
+    STRIDE: const, H: const, KP: const, PRECISION: const,
+    SQ: const, SK: const, STAGES: const, DROPPED: const,
 ):  # fmt: skip
     """Computes ``dk`` and ``dval`` of SK keys of a row, and dscores; grid: B * N * ceil(K/SK).
 
@@ -228,14 +222,13 @@ def gradient_of_keys(
     blocks = tl.cdiv(K, SK)
     row = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
-    b = (row // N).to(tl.int64)
-    head = row % N
+    b, head = (row // N).to(tl.int64), row % N
     q, dout = q + b * T * STRIDE + head * H, dout + b * T * STRIDE + head * H
     lse, delta = lse + row.to(tl.int64) * T, delta + row.to(tl.int64) * T
     scores, dscores = scores + row.to(tl.int64) * T * KP, dscores + row.to(tl.int64) * T * KP
     oldest, newest = oldest + b * T, newest + b * T
     spans += (b * blocks + block) * 4
-    keeps: tl.constexpr = 1 - DROPPED / 4294967296
+    keeps: const = 1 - DROPPED / 4294967296
     key = block * SK + tl.arange(0, SK)
     bias = bias_of(u, head, H)
     old = block * SK < M
@@ -277,7 +270,7 @@ def gradient_of_keys(
 
 
 @triton.jit
-def written(oldest, newest, query, T, KP: tl.constexpr, SQ: tl.constexpr, SK: tl.constexpr):
+def written(oldest, newest, query, T, KP: const, SQ: const, SK: const):
     """Returns the first key, and the last + 1, for which gradient_of_keys writes dscores.
 
     Both are [queries,1] and multiples of SK, so that the numbers of one load share a mask. A query
@@ -294,17 +287,15 @@ def written(oldest, newest, query, T, KP: tl.constexpr, SQ: tl.constexpr, SK: tl
 @triton.jit
 def gradient_of_queries(
     k_mem, k, r, dscores, oldest, newest, B, N, T, K, M, R, dq, sums,
-    STRIDE: tl.constexpr, H: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
-    SX: tl.constexpr, SD: tl.constexpr, EVERY: tl.constexpr, SQ: tl.constexpr, SK: tl.constexpr,
+    STRIDE: const, H: const, KP: const, PRECISION: const, SX: const, SD: const,
+    EVERY: const, SQ: const, SK: const,
 ):  # fmt: skip
     """Computes ``dq``, and in ``sums`` parts of du and dv; grid: as of position_scores.
 
     ``sums`` [2,B*EVERY*tiles,N,H] are du and dv of the program's queries. Both products are in one
     loop, so that the second load of dscores comes from the L2 cache.
     """
-    row, number, p, x = class_of(T, SX, EVERY)
-    b = (row // N).to(tl.int64)
-    head = row % N
+    row, b, head, number, p, x = class_of(N, T, SX, EVERY)
     query = x * EVERY + p
     low, limit = written(oldest + b * T, newest + b * T, query, T, KP, SQ, SK)
     k_mem, k = k_mem + b * M * STRIDE + head * H, k + (b * (K - M) - M) * STRIDE + head * H
@@ -338,8 +329,8 @@ def gradient_of_queries(
 @triton.jit
 def gradient_of_distances(
     q, v, dscores, oldest, newest, B, T, K, R, far, dr,
-    STRIDE: tl.constexpr, H: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
-    SX: tl.constexpr, SD: tl.constexpr, EVERY: tl.constexpr, SQ: tl.constexpr, SK: tl.constexpr,
+    STRIDE: const, H: const, KP: const, PRECISION: const, SX: const, SD: const,
+    EVERY: const, SQ: const, SK: const,
 ):  # fmt: skip
     """Computes ``dr`` [EVERY,R,N,H], a part for each class; grid: ceil((R+EVERY)/SD), N, EVERY."""
     head = tl.program_id(1)
