@@ -39,7 +39,7 @@ BUGS = {
     "last row again": Bug("put_rows", "row < limit", "row < limit - 1", ALONE),
     "rows of another head": Bug("rows_of", "* STRIDE)", "* H)", FULL),
     "no bias": Bug("queries_of", "tile + bias", "tile", PLAIN),
-    "bias of another head": Bug("bias_of", "head * H + ", "", OTHER),
+    "bias of another head": Bug("forward", "u + head * H + ", "u + ", OTHER),
     "classes in the wrong place":
         Bug("class_of", "number // EVERY) * SX", "number // EVERY)", SECOND),
     "half of the seed": Bug("line_of", "seed + 1", "seed", "dropout"),
@@ -49,11 +49,11 @@ BUGS = {
         Bug("kept", "tl.where((column & 1) == 0, even, odd)", "even", OTHER),
     "eighth key dropped alike": Bug("kept", "ODD, ODD_8", "ODD, ODD", "half precision"),
     "dropout the other way": Bug("kept", " >= tl.full", " < tl.full", "dropout"),
-    "biased by u": Bug(SCORES, "bias_of(v,", "bias_of(r,", "every eighth query"),
+    "biased by u": Bug(SCORES, "tl.load(v +", "tl.load(r +", "every eighth query"),
     "shifted by one more": Bug(SCORES, "T - 1 - p +", "T - p +", SECOND),
     "shifted by x":
         Bug(SCORES, "(x + y)[:, None] * EVERY", "x[:, None] + y * EVERY", "heads of 64"),
-    "positions of another head": Bug(SCORES, "r += head * H", "r += 0", "no biases"),
+    "positions of another head": Bug(SCORES, "rows_of(r + head * H", "rows_of(r", "no biases"),
     "a block of positions too few": Bug(SCORES, "tl.max(high) + 1", "tl.max(high) - 7", FULL),
     "positions too late": Bug(SCORES, "range(tl.min(low)", "range(tl.min(low) + 1", TF),
     "values of another row": Bug("forward", "(b * (K - M) - M)", "(0 * (K - M) - M)", PLAIN),
@@ -61,12 +61,12 @@ BUGS = {
     "values of memory for its keys": Bug("forward", "keys_of(k_mem", "keys_of(val_mem", WHOLE),
     "keys of memory for its values":
         Bug("forward", "keys_of(val_mem", "keys_of(k_mem", WHOLE_WINDOW),
-    "keys of a neighbour": Bug("keys_of", "* step)", "* H)", FULL),
+    "keys of a neighbour": Bug("keys_of", "K, step, H", "K, H, H", FULL),
     "memory for the segment": Bug("keys_of", "M, memory, own)", "K, memory, own)", WHOLE),
     "ring of another head": Bug("forward", "head * B + b", "b", RING),
     "ring not turned": Bug("forward", "tl.load(slot)", "0", RING),
     "ring turned the other way": Bug("keys_of", "key + turn, key", "key - turn, key", RING),
-    "segment turned like a ring": Bug("keys_of", "slot, row)", "slot, slot)", RING_64),
+    "segment turned like a ring": Bug("keys_of", "slot, key)", "slot, slot)", RING_64),
     "sees the next key": Bug("forward", "<= high)", "<= high + 1)", BOTH),
     "sees one key less": Bug("forward", "key[None, :] >= low", "key[None, :] > low", WINDOW),
     "sum not rescaled": Bug("forward", "total * before", "total", "window and long segment"),
@@ -110,7 +110,7 @@ BUGS = {
     "distances: starts late": Bug(DISTANCES, "1, 0) // SX", "1, 0) // SX + 1", LONG),
     "distances: ends early": Bug(DISTANCES, "tl.cdiv(K, EVERY) - y", "tl.cdiv(T, EVERY) - y", ONE),
     "distances: window too small": Bug(DISTANCES, "+ SD <= far", "<= far", LONGER),
-    "distances: content bias": Bug(DISTANCES, "bias_of(v, head, H)", "0.0", "dropout"),
+    "distances: content bias": Bug(DISTANCES, "tl.load(v +", "0 * tl.load(v +", "dropout"),
 }  # fmt: skip
 CHECKS = {
     **{name: (form, "float32") for name, form in suite.FORMS.items()},

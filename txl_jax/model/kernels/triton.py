@@ -18,8 +18,6 @@ from txl_jax.model.dropout import threshold as threshold_of
 from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.parallel.accelerators import cuda_extra, driver_of_gpus
 
-_WIDEST = 128
-
 
 class Tiling(NamedTuple):
     """Triton's launch options, and the sizes of a tile (triton_tiles.py)."""
@@ -29,30 +27,20 @@ class Tiling(NamedTuple):
     sizes: dict[str, int]
 
 
-_BY_KEY = {"forward", "gradient_of_keys"}
-_READERS = {"gradient_of_queries", "gradient_of_distances"}  # these read gradient_of_keys' results
-_TILINGS = {
-    "position_scores bfloat16": (4, 3, 64, 128),
-    "position_scores float32": (4, 1, 64, 32), "position_scores float32 sm_90": (8, 2, 128, 64),
-    "forward bfloat16": (8, 2, 128, 64), "forward bfloat16 sm_90": (4, 3, 64, 64),
-    "forward bfloat16 wide sm_90": (8, 3, 128, 64),
-    "forward float32": (4, 1, 64, 32), "forward float32 sm_90": (8, 2, 128, 32),
-    "gradient_of_keys bfloat16": (4, 2, 64, 64), "gradient_of_keys bfloat16 wide": (4, 2, 32, 64),
-    "gradient_of_keys bfloat16 sm_90": (4, 3, 64, 64),
-    "gradient_of_keys bfloat16 wide sm_90": (8, 1, 128, 64),
-    "gradient_of_keys bfloat16 wide sm_100": (4, 2, 64, 64),
-    "gradient_of_keys float32": (4, 1, 16, 32), "gradient_of_keys float32 sm_90": (4, 1, 16, 64),
-    "gradient_of_queries bfloat16": (4, 2, 64, 64),
-    "gradient_of_queries bfloat16 wide sm_90": (8, 3, 128, 64),
-    "gradient_of_queries float32": (4, 1, 32, 32),
-    "gradient_of_queries float32 sm_90": (4, 2, 64, 32),
-    "gradient_of_distances bfloat16": (4, 3, 64, 64),
-    "gradient_of_distances bfloat16 wide": (8, 3, 64, 128),
-    "gradient_of_distances bfloat16 wide sm_90": (4, 2, 64, 64),
-    "gradient_of_distances float32": (4, 2, 32, 64),
-    "gradient_of_distances float32 sm_90": (8, 2, 32, 128),
+_BY_KEY = ("forward", "gradient_of_keys")
+_BY_CLASS = ("position_scores", "gradient_of_queries", "gradient_of_distances")
+_TILINGS: dict[str, tuple[Any, ...]] = {  # of the kernels by key, then by class
+    "bfloat16": ((8, 2, 128, 64), (4, 2, 64, 64), (4, 3, 64, 128), (4, 2, 64, 64), (4, 3, 64, 64)),
+    "bfloat16 sm_90": ((4, 3, 64, 64), (4, 3, 64, 64), (), (), ()),
+    "bfloat16 wide": ((), (4, 2, 32, 64), (), (), (8, 3, 64, 128)),
+    "bfloat16 wide sm_90":
+        ((8, 3, 128, 64), (8, 1, 128, 64), (), (8, 3, 128, 64), (4, 2, 64, 64)),
+    "bfloat16 wide sm_100": ((), (4, 2, 64, 64), (), (), ()),
+    "float32": ((4, 1, 64, 32), (4, 1, 16, 32), (4, 1, 64, 32), (4, 1, 32, 32), (4, 2, 32, 64)),
+    "float32 sm_90":
+        ((8, 2, 128, 32), (4, 1, 16, 64), (8, 2, 128, 64), (4, 2, 64, 32), (8, 2, 32, 128)),
 }  # fmt: skip
-"""Warps, stages and sizes; ``wide`` heads have more than 64 numbers.
+"""Warps, stages and sizes, or () for those of a less special name; ``wide`` is above 64 numbers.
 
 On an H100, those of sm_90 in bfloat16 were within 4% of the fastest of 207. The other tilings were
 chosen with benchmarks/attention_cycles.py. Tilings without ``sm_`` in their name fit into 99 KiB of
@@ -100,13 +88,12 @@ def supports(x: AttentionInputs) -> str | None:
     """Returns the reason why this kernel cannot compute the form, or ``None`` if it can."""
     if reason := x.unsupported_by_fused():
         return reason
-    if x.q.shape[-1] > _WIDEST:
-        return f"it supports a model.d_head of at most {_WIDEST}, not {x.q.shape[-1]}"
+    if (width := x.q.shape[-1]) > 128:
+        return f"it supports a model.d_head of at most 128, not {width}"
     try:
         importlib.import_module("jax_triton")
     except ImportError as error:
-        reason = str(error).splitlines()[0]
-        on_gpu = jax.default_backend() == "gpu"
+        reason, on_gpu = str(error).splitlines()[0], jax.default_backend() == "gpu"
         extra = (on_gpu and cuda_extra(*driver_of_gpus())) or "compile-cuda"
         return f"it needs jax-triton ({reason}): pip install 'txl_jax[{extra}]'"
     return None
@@ -118,17 +105,16 @@ def form_of(x: AttentionInputs, capability: int) -> Form:
     r = x.positions.r.shape[1]  # type: ignore[union-attr]
     dropped = threshold_of(x.dropout.rate) if x.dropout else 0
     width = max(16, 1 << (h - 1).bit_length())
-    ring = x.oldest is not None
-    return Form(n, b, t, k, width, r, k - 1 - x.mask.reach, dropped, capability, ring)
+    far, ring = k - 1 - x.mask.reach, x.oldest is not None
+    return Form(n, b, t, k, width, r, far, dropped, capability, ring)
 
 
 def attend(x: AttentionInputs, capability: int = 90) -> jax.Array:
     """Computes :func:`txl_jax.model.kernels.choice.attend` for forms with r and without b.
 
-    ``capability`` is the compute capability of the GPU, which need not be at hand. The kernels read
-    [B,T,N,H], the order in which a product of states and weights gives heads. So XLA transposes
-    nothing. If M is no multiple of 128, memory and segment are first joined into one array;
-    otherwise no tile has keys of both. A ring of memory is read in its own layout, [N,B,M,H].
+    ``capability`` is the compute capability of the GPU, which need not be at hand. XLA transposes
+    nothing, because products of states and weights are [B,T,N,H] too. If M is no multiple of 128,
+    memory and segment are joined first. A ring of memory is read in its own layout, [N,B,M,H].
     """
     x = x.joined() if x.mask.mem_len % 128 else x
     p, f, h = x.positions, form_of(x, capability), x.q.shape[-1]
@@ -148,10 +134,7 @@ def attend(x: AttentionInputs, capability: int = 90) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(f: Form, q, k, val, r, u, v, where):
-    """Computes attention [B,T,N,H] of pairs k and val.
-
-    ``where`` has the first and the last key that each query sees, the oldest slot, and the seed.
-    """
+    """Computes attention; ``where`` has each query's first and last key, the oldest slot, seed."""
     return _forward(f, q, k, val, r, u, v, where)[0]
 
 
@@ -223,10 +206,11 @@ def _spans(n_keys: int, sizes: dict[str, int], oldest, newest) -> jax.Array:
 
 def tiling(kernel: str, dtype: Any, f: Form) -> Tiling:
     """Returns the tiling of a kernel."""
-    of_all, family = f"{kernel} {jnp.dtype(dtype).name}", f" sm_{f.capability // 10}0"
+    of_all, family = jnp.dtype(dtype).name, f" sm_{f.capability // 10}0"
     wide = f"{of_all} wide" if f.h > 64 else of_all
-    names = (wide + family, of_all + family, wide, of_all)
-    num_warps, num_stages, *sizes = next(_TILINGS[name] for name in names if name in _TILINGS)
+    rows = (_TILINGS.get(name) for name in (wide + family, of_all + family, wide, of_all))
+    column = (*_BY_KEY, *_BY_CLASS).index(kernel)
+    num_warps, num_stages, *sizes = next(row[column] for row in rows if row and row[column])
     sides = ("SQ", "SK") if kernel in _BY_KEY else ("SX", "SD")
     return Tiling(num_warps, num_stages, dict(zip(sides, sizes, strict=True)))
 
@@ -242,8 +226,9 @@ def constants(kernel: str, dtype: Any, f: Form) -> dict[str, Any]:
     if kernel in _BY_KEY:
         own |= {"RING": f.ring} if kernel == "forward" else {}
         return {**own, "STAGES": tiles.num_stages, "DROPPED": f.dropped}
-    more = tiling("gradient_of_keys", dtype, f).sizes if kernel in _READERS else {}
-    return {**own, **more, "EVERY": f.every}
+    if kernel != "position_scores":  # the others read results of gradient_of_keys
+        own |= tiling("gradient_of_keys", dtype, f).sizes
+    return {**own, "EVERY": f.every}
 
 
 def launch(kernel: str, given, results, grid, f: Form) -> list[jax.Array]:
@@ -251,19 +236,18 @@ def launch(kernel: str, given, results, grid, f: Form) -> list[jax.Array]:
 
     ``given`` are the arrays and integers that it reads; the first array has the dtype of heads.
     ``results`` have the shapes and dtypes of its outputs. ``grid`` gives the number of programs.
-
     jax-triton has no rule for ``jax.vmap``, so ``sequential_vmap`` runs the kernel once for each
-    index. This wrapper also hides the call from JAX 0.12's removal of unused results, for which
-    jax-triton 0.4.1 has a rule with a wrong signature: any gradient would raise a TypeError.
+    index. It also hides the call from JAX 0.12's removal of unused results, for which jax-triton
+    0.4.1 has a rule with a wrong signature: any gradient would raise a TypeError.
     """
     import jax_triton
 
     from txl_jax.model.kernels import triton_tiles
 
     tiles, options = tiling(kernel, given[0].dtype, f), constants(kernel, given[0].dtype, f)
-    options |= {"name": f"attention_{kernel}", "grid": grid(tiles.sizes)}
     options |= {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
-    options |= {"kernel": getattr(triton_tiles, kernel), "compute_capability": f.capability}
+    options |= {"kernel": getattr(triton_tiles, kernel), "name": f"attention_{kernel}"}
+    options |= {"grid": grid(tiles.sizes), "compute_capability": f.capability}
     options["out_type" if jax_triton.__version_info__ >= (0, 4) else "out_shape"] = results
 
     @jax.custom_batching.sequential_vmap

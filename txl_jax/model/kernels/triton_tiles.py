@@ -18,8 +18,8 @@ Five kernels pass two arrays [B*N,T,KP] through device memory, ``scores`` and ``
     gradient_of_queries    dq, du, dv from dscores, read by key and by distance      of EVERY-th
     gradient_of_distances  dr from dscores, read by distance                         of EVERY-th
 
-There are no atomics, and only tiles on an edge of the attention mask compute the mask. No loop
-reads what it writes, so Triton may load ahead.
+Only tiles on an edge of the attention mask compute it. No loop reads what it writes, so Triton may
+load ahead.
 
 Arguments: q, dout and out [B,T,N,H]; k_mem, val_mem [B,M,N,H], the first M keys and values, and k,
 val [B,K-M,N,H], the others (no tile has keys of both); r [R,N,H], whose row c is for the distance
@@ -32,26 +32,25 @@ power of 2, ``KP`` is K padded to tiles, and ``DROPPED`` the threshold of dropou
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 from txl_jax.model import dropout
 
-const = tl.constexpr
-HEAD_STRIDE = const(dropout.HEAD_STRIDE)
-FIRST, SECOND, GOLDEN = (const(x) for x in (*dropout.FACTORS, dropout.GOLDEN))
-EVEN, ODD, EVEN_8, ODD_8 = (const(x) for x in dropout.OF_FOUR)
-LOG2E = const(1.4426950408889634)
-UNSEEN = const(-1e30)
+HEAD_STRIDE = constexpr(dropout.HEAD_STRIDE)
+FIRST, SECOND, GOLDEN = (constexpr(x) for x in (*dropout.FACTORS, dropout.GOLDEN))
+EVEN, ODD, EVEN_8, ODD_8 = (constexpr(x) for x in dropout.OF_FOUR)
+LOG2E, UNSEEN = constexpr(1.4426950408889634), constexpr(-1e30)
 
 
 @triton.jit
-def rows_of(source, row, limit, STRIDE: const, H: const):
+def rows_of(source, row, limit, STRIDE, H: constexpr):
     """Loads the given rows of [limit,STRIDE] as [rows,H]; an index beyond them loads the last."""
     row = tl.minimum(row, limit - 1)
     return tl.load(source + (row.to(tl.int64) * STRIDE)[:, None] + tl.arange(0, H)[None, :])
 
 
 @triton.jit
-def put_rows(target, x, row, limit, STRIDE: const, H: const):
+def put_rows(target, x, row, limit, STRIDE: constexpr, H: constexpr):
     """Writes [rows,H] to the given rows of [limit,STRIDE], and skips rows outside of the array."""
     inside = (row >= 0) & (row < limit)
     at = (row.to(tl.int64) * STRIDE)[:, None] + tl.arange(0, H)[None, :]
@@ -59,31 +58,24 @@ def put_rows(target, x, row, limit, STRIDE: const, H: const):
 
 
 @triton.jit
-def keys_of(memory, own, first, key, turn, M, K, STRIDE: const, H: const, RING: const):
+def keys_of(memory, own, first, key, turn, M, K, STRIDE: constexpr, H: constexpr, RING: constexpr):
     """Loads a tile of keys or values as [keys,H], all of memory or all of the segment."""
-    row, step = tl.minimum(key, K - 1), STRIDE
+    row, step = key, STRIDE
     if RING:
         slot = tl.where(key + turn < M, key + turn, key + turn - M)
-        row, step = tl.where(first < M, slot, row), tl.where(first < M, H, STRIDE)
-    at = (row.to(tl.int64) * step)[:, None] + tl.arange(0, H)[None, :]
-    return tl.load(tl.where(first < M, memory, own) + at)
+        row, step = tl.where(first < M, slot, key), tl.where(first < M, H, STRIDE)
+    return rows_of(tl.where(first < M, memory, own), row, K, step, H)
 
 
 @triton.jit
-def queries_of(q, bias, query, T, STRIDE: const, H: const):
+def queries_of(q, bias, query, T, STRIDE: constexpr, H: constexpr):
     """Loads queries, and adds the bias [1,H]."""
     tile = rows_of(q, query, T, STRIDE, H)
     return (tile + bias).to(tile.dtype)
 
 
 @triton.jit
-def bias_of(bias, head, H: const):
-    """Loads a head's row of a bias, [1,H]."""
-    return tl.load(bias + head * H + tl.arange(0, H))[None, :]
-
-
-@triton.jit
-def class_of(N, T, SX: const, EVERY: const):
+def class_of(N, T, SX: constexpr, EVERY: constexpr):
     """Returns a program's row, b, head, number in the row, class p, and the x of its SX queries.
 
     Query x of class p is x * EVERY + p. The queries that see most keys come first.
@@ -110,7 +102,7 @@ def line_of(seed, head, b, query):
 
 
 @triton.jit
-def kept(line, start, SK: const, DROPPED: const):
+def kept(line, start, SK: constexpr, DROPPED: constexpr):
     """Tells of each weight whether dropout keeps it; four keys of a thread share a hash."""
     column = tl.arange(0, SK)  # SK .. 2*SK below shows LLVM that four keys share a hash
     shared = (tl.arange(SK, 2 * SK) & ((SK - 1) & -10)).to(tl.uint32) * GOLDEN
@@ -126,21 +118,22 @@ def kept(line, start, SK: const, DROPPED: const):
 @triton.jit
 def position_scores(
     q, v, r, oldest, newest, N, T, R, scores,
-    STRIDE: const, H: const, KP: const, PRECISION: const, SX: const, SD: const, EVERY: const,
+    STRIDE: constexpr, H: constexpr, KP: constexpr, PRECISION: constexpr, SX: constexpr,
+    SD: constexpr, EVERY: constexpr,
 ):  # fmt: skip
     """Writes (q+v).r of the keys that each query sees; grid: B * N * EVERY * ceil(T/EVERY/SX)."""
     row, b, head, _, p, x = class_of(N, T, SX, EVERY)
     query = x * EVERY + p
     exists = query < T
-    tile_q = queries_of(q + b * T * STRIDE + head * H, bias_of(v, head, H), query, T, STRIDE, H)
+    bias = tl.load(v + head * H + tl.arange(0, H))[None, :]
+    tile_q = queries_of(q + b * T * STRIDE + head * H, bias, query, T, STRIDE, H)
     # For query x and key (x + y) * EVERY + d, r is needed in row T-1-p + y * EVERY + d.
     low = tl.load(oldest + b * T + query, mask=exists, other=1 << 30) // EVERY - x
     high = tl.load(newest + b * T + query, mask=exists, other=0) // EVERY - x
-    r += head * H
     scores += ((row.to(tl.int64) * T + query) * KP)[:, None]
     place = tl.arange(0, SD)
     for y in range(tl.min(low), tl.max(high) + 1, SD // EVERY):
-        tile_r = rows_of(r, tl.maximum(T - 1 - p + y * EVERY + place, 0), R, STRIDE, H)
+        tile_r = rows_of(r + head * H, tl.maximum(T - 1 - p + y * EVERY + place, 0), R, STRIDE, H)
         band = tl.dot(tile_q, tl.trans(tile_r), input_precision=PRECISION)
         key = (x + y)[:, None] * EVERY + place[None, :]
         inside = (key >= 0) & (key < KP) & exists[:, None]
@@ -150,8 +143,8 @@ def position_scores(
 @triton.jit
 def forward(
     q, u, k_mem, k, val_mem, val, scores, oldest, newest, slot, seed, B, N, T, K, M, out, lse,
-    STRIDE: const, H: const, KP: const, PRECISION: const, SQ: const, SK: const,
-    RING: const, STAGES: const, DROPPED: const,
+    STRIDE: constexpr, H: constexpr, KP: constexpr, PRECISION: constexpr, SQ: constexpr,
+    SK: constexpr, RING: constexpr, STAGES: constexpr, DROPPED: constexpr,
 ):  # fmt: skip
     """Computes ``out`` and ``lse`` of SQ queries of a row; grid: B * N * ceil(T/SQ).
 
@@ -164,7 +157,6 @@ def forward(
     first = (groups - 1 - tl.program_id(0) % groups) * SQ
     last = tl.minimum(first + SQ, T) - 1
     query = tl.minimum(first + tl.arange(0, SQ), T - 1)
-    q += b * T * STRIDE + head * H
     old, own = b * M * STRIDE + head * H, (b * (K - M) - M) * STRIDE + head * H
     turn = 0
     if RING:
@@ -173,10 +165,10 @@ def forward(
     scores += ((row.to(tl.int64) * T + query) * KP)[:, None]
     oldest, newest = oldest + b * T, newest + b * T
     line = line_of(seed, head, b, query) if DROPPED else query
-    tile_q = queries_of(q, bias_of(u, head, H), query, T, STRIDE, H)
+    bias = tl.load(u + head * H + tl.arange(0, H))[None, :]
+    tile_q = queries_of(q + b * T * STRIDE + head * H, bias, query, T, STRIDE, H)
     low, high = tl.load(oldest + query)[:, None], tl.load(newest + query)[:, None]
-    largest = tl.full((SQ,), UNSEEN, tl.float32)
-    total = tl.zeros((SQ,), tl.float32)
+    largest, total = tl.full((SQ,), UNSEEN, tl.float32), tl.zeros((SQ,), tl.float32)
     gathered = tl.zeros((SQ, H), tl.float32)
     begin, end = tl.load(oldest + first) // SK, tl.load(newest + last) // SK + 1
     whole = tl.minimum(tl.cdiv(tl.load(oldest + last), SK), end)
@@ -198,12 +190,11 @@ def forward(
             if DROPPED:
                 weights = tl.where(kept(line, t * SK, SK, DROPPED), weights, 0.0)
             tile_val = keys_of(val_mem, val, t * SK, key, turn, M, K, STRIDE, H, RING)
-            gathered = gathered * before[:, None]
-            weights = weights.to(tile_val.dtype)
+            gathered, weights = gathered * before[:, None], weights.to(tile_val.dtype)
             gathered = tl.dot(weights, tile_val, gathered, input_precision=PRECISION)
-    keeps: const = 1 - DROPPED / 4294967296
-    out += b * T * STRIDE + head * H
-    put_rows(out, gathered / (total * keeps)[:, None], query, T, STRIDE, H)
+    keeps: constexpr = 1 - DROPPED / 4294967296
+    gathered = gathered / (total * keeps)[:, None]
+    put_rows(out + b * T * STRIDE + head * H, gathered, query, T, STRIDE, H)
     tl.store(lse + row.to(tl.int64) * T + query, largest + tl.log2(total))
 
 
@@ -211,8 +202,8 @@ def forward(
 def gradient_of_keys(
     q, u, k_mem, k, val_mem, val, scores, dout, lse, delta, oldest, newest, spans, seed, N, T, K, M,
     dk_mem, dk, dval_mem, dval, dscores,
-    STRIDE: const, H: const, KP: const, PRECISION: const,
-    SQ: const, SK: const, STAGES: const, DROPPED: const,
+    STRIDE: constexpr, H: constexpr, KP: constexpr, PRECISION: constexpr,
+    SQ: constexpr, SK: constexpr, STAGES: constexpr, DROPPED: constexpr,
 ):  # fmt: skip
     """Computes ``dk`` and ``dval`` of SK keys of a row, and dscores; grid: B * N * ceil(K/SK).
 
@@ -220,23 +211,21 @@ def gradient_of_keys(
     the second part, all queries see all SK keys; in the others, some queries see some keys.
     """
     blocks = tl.cdiv(K, SK)
-    row = tl.program_id(0) // blocks
-    block = tl.program_id(0) % blocks
+    row, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     b, head = (row // N).to(tl.int64), row % N
     q, dout = q + b * T * STRIDE + head * H, dout + b * T * STRIDE + head * H
     lse, delta = lse + row.to(tl.int64) * T, delta + row.to(tl.int64) * T
     scores, dscores = scores + row.to(tl.int64) * T * KP, dscores + row.to(tl.int64) * T * KP
     oldest, newest = oldest + b * T, newest + b * T
     spans += (b * blocks + block) * 4
-    keeps: const = 1 - DROPPED / 4294967296
+    keeps: constexpr = 1 - DROPPED / 4294967296
     key = block * SK + tl.arange(0, SK)
-    bias = bias_of(u, head, H)
+    bias = tl.load(u + head * H + tl.arange(0, H))[None, :]
     old = block * SK < M
     of_keys = tl.where(old, b * M, b * (K - M) - M) * STRIDE + head * H
     tile_k = rows_of(tl.where(old, k_mem, k) + of_keys, key, K, STRIDE, H)
     tile_val = rows_of(tl.where(old, val_mem, val) + of_keys, key, K, STRIDE, H)
-    sum_k = tl.zeros((SK, H), tl.float32)
-    sum_val = tl.zeros((SK, H), tl.float32)
+    sum_k, sum_val = tl.zeros((SK, H), tl.float32), tl.zeros((SK, H), tl.float32)
     for part in tl.static_range(3):
         begin, end = tl.load(spans + part), tl.load(spans + part + 1)
         for g in tl.range(begin, end, num_stages=STAGES):
@@ -265,12 +254,11 @@ def gradient_of_keys(
             sum_k = tl.dot(tl.trans(ds), tile_q, sum_k, input_precision=PRECISION)
             tl.store(dscores + at, ds, mask=exists[:, None])
     put_rows(tl.where(old, dk_mem, dk) + of_keys, sum_k, key, K, STRIDE, H)
-    dval = tl.where(old, dval_mem, dval) + of_keys
-    put_rows(dval, sum_val * (1 / keeps), key, K, STRIDE, H)
+    put_rows(tl.where(old, dval_mem, dval) + of_keys, sum_val * (1 / keeps), key, K, STRIDE, H)
 
 
 @triton.jit
-def written(oldest, newest, query, T, KP: const, SQ: const, SK: const):
+def written(oldest, newest, query, T, KP: constexpr, SQ: constexpr, SK: constexpr):
     """Returns the first key, and the last + 1, for which gradient_of_keys writes dscores.
 
     Both are [queries,1] and multiples of SK, so that the numbers of one load share a mask. A query
@@ -287,8 +275,8 @@ def written(oldest, newest, query, T, KP: const, SQ: const, SK: const):
 @triton.jit
 def gradient_of_queries(
     k_mem, k, r, dscores, oldest, newest, B, N, T, K, M, R, dq, sums,
-    STRIDE: const, H: const, KP: const, PRECISION: const, SX: const, SD: const,
-    EVERY: const, SQ: const, SK: const,
+    STRIDE: constexpr, H: constexpr, KP: constexpr, PRECISION: constexpr, SX: constexpr,
+    SD: constexpr, EVERY: constexpr, SQ: constexpr, SK: constexpr,
 ):  # fmt: skip
     """Computes ``dq``, and in ``sums`` parts of du and dv; grid: as of position_scores.
 
@@ -299,20 +287,17 @@ def gradient_of_queries(
     query = x * EVERY + p
     low, limit = written(oldest + b * T, newest + b * T, query, T, KP, SQ, SK)
     k_mem, k = k_mem + b * M * STRIDE + head * H, k + (b * (K - M) - M) * STRIDE + head * H
-    r += head * H
     dscores += ((row.to(tl.int64) * T + query) * KP)[:, None]
     place = tl.arange(0, SD)
-    sum_u = tl.zeros((SX, H), tl.float32)
-    sum_v = tl.zeros((SX, H), tl.float32)
+    sum_u, sum_v = tl.zeros((SX, H), tl.float32), tl.zeros((SX, H), tl.float32)
     begin = tl.min(low) // SD
     y0 = tl.min(low // EVERY - x[:, None])
     more = tl.max(limit // EVERY - x[:, None]) - y0
     for n in range(0, tl.maximum(tl.cdiv(tl.max(limit), SD) - begin, tl.cdiv(more * EVERY, SD))):
         y = y0 + n * (SD // EVERY)
         key = (x + y)[:, None] * EVERY + place[None, :]
-        inside = (key >= low) & (key < limit)
-        ds = tl.load(dscores + key, mask=inside, other=0.0)
-        tile_r = rows_of(r, tl.maximum(T - 1 - p + y * EVERY + place, 0), R, STRIDE, H)
+        ds = tl.load(dscores + key, mask=(key >= low) & (key < limit), other=0.0)
+        tile_r = rows_of(r + head * H, tl.maximum(T - 1 - p + y * EVERY + place, 0), R, STRIDE, H)
         sum_v = tl.dot(ds, tile_r, sum_v, input_precision=PRECISION)
         key = (begin + n) * SD + place
         inside = (key[None, :] >= low) & (key[None, :] < limit)
@@ -329,21 +314,18 @@ def gradient_of_queries(
 @triton.jit
 def gradient_of_distances(
     q, v, dscores, oldest, newest, B, T, K, R, far, dr,
-    STRIDE: const, H: const, KP: const, PRECISION: const, SX: const, SD: const,
-    EVERY: const, SQ: const, SK: const,
+    STRIDE: constexpr, H: constexpr, KP: constexpr, PRECISION: constexpr, SX: constexpr,
+    SD: constexpr, EVERY: constexpr, SQ: constexpr, SK: constexpr,
 ):  # fmt: skip
     """Computes ``dr`` [EVERY,R,N,H], a part for each class; grid: ceil((R+EVERY)/SD), N, EVERY."""
-    head = tl.program_id(1)
-    p = tl.program_id(2)
+    head, p = tl.program_id(1), tl.program_id(2)
     last = T - 1 - p
     y = tl.program_id(0) * (SD // EVERY) - tl.cdiv(last, EVERY)
     place = tl.arange(0, SD)
-    bias = bias_of(v, head, H)
+    bias = tl.load(v + head * H + tl.arange(0, H))[None, :]
     begin = tl.maximum(-y - SD // EVERY + 1, 0) // SX  # the first x with a key at these distances
     end = tl.minimum(tl.cdiv(tl.cdiv(K, EVERY) - y, SX), tl.cdiv(tl.cdiv(T, EVERY), SX))
-    each = tl.maximum(end - begin, 0)
-    if last + y * EVERY + SD <= far:
-        each = 0
+    each = tl.where(last + y * EVERY + SD <= far, 0, tl.maximum(end - begin, 0))
     sum_r = tl.zeros((SD, H), tl.float32)
     for n in range(0, B * each):
         b = (n // each).to(tl.int64)
@@ -351,9 +333,8 @@ def gradient_of_distances(
         query = x * EVERY + p
         key = (x + y)[:, None] * EVERY + place[None, :]
         low, limit = written(oldest + b * T, newest + b * T, query, T, KP, SQ, SK)
-        inside = (key >= low) & (key < limit)
         line = ((b * tl.num_programs(1) + head) * T + query) * KP
-        ds = tl.load(dscores + line[:, None] + key, mask=inside, other=0.0)
+        ds = tl.load(dscores + line[:, None] + key, mask=(key >= low) & (key < limit), other=0.0)
         tile_q = queries_of(q + b * T * STRIDE + head * H, bias, query, T, STRIDE, H)
         sum_r = tl.dot(tl.trans(ds), tile_q, sum_r, input_precision=PRECISION)
     dr += p.to(tl.int64) * R * STRIDE + head * H
