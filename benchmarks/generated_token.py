@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from benchmarks import program_kernels
 from benchmarks.interleaved import changes
-from benchmarks.predicted_steps import CONFIGS, TRAFFIC
+from benchmarks.predicted_steps import TRAFFIC
 from benchmarks.program_kernels import Kernel
 from txl_jax.checkpoint.trained_model import memory_shapes, param_shapes
 from txl_jax.config import ExperimentConfig, load_config, override
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--largest", type=int, default=0, help="kernels to print")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON")
     flags = parser.parse_args(argv)
-    exp = override(load_config(str(CONFIGS / f"{flags.recipe}.py")), changes(flags))
+    exp = override(load_config(flags.recipe), changes(flags))
     exp = override(with_vocab_size(exp), {"generate.samples": flags.samples})
     kernels, least = token(exp, flags.topology)
     moved = sum(k.moved for k in kernels)

@@ -21,7 +21,6 @@ import argparse
 import codecs
 import dataclasses
 import os
-import pathlib
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -47,7 +46,6 @@ from txl_jax.planning.topologies import topology_devices
 from txl_jax.planning.vocabulary import with_vocab_size
 from txl_jax.training.plan import training_mesh
 
-CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
 PRODUCTS, TRAFFIC, ISSUE = 0.75, 0.5, 0.8
 """The shares of a chip's published rates that kernels reach."""
 PRODUCTS_OF = dict(zip(attention_cycles.KERNELS, (1, 2, 4, 2, 1), strict=True))
@@ -75,7 +73,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON")
     parser.add_argument("--seconds", type=float, help="what a run's update took")
     flags = parser.parse_args(argv)
-    exp = override(load_config(str(CONFIGS / f"{flags.recipe}.py")), changes(flags))
+    exp = override(load_config(flags.recipe), changes(flags))
     exp, counted, text = compiled_update(with_vocab_size(exp), flags.topology)
     kind = flags.topology.partition(":")[0]
     schedule = program_kernels.schedule(text)

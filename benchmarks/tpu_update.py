@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from benchmarks import attention_bundles, program_kernels
 from benchmarks.interleaved import changes
-from benchmarks.predicted_steps import CONFIGS, compiled_update, masked_tiles
+from benchmarks.predicted_steps import compiled_update, masked_tiles
 from benchmarks.program_kernels import Kernel
 from txl_jax.config import ExperimentConfig, load_config, override
 from txl_jax.planning.machines import CHIPS
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
     flags = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         attention_bundles.write_machine_code(folder)
-        exp = override(load_config(str(CONFIGS / f"{flags.recipe}.py")), changes(flags))
+        exp = override(load_config(flags.recipe), changes(flags))
         exp, counted, text = compiled_update(with_vocab_size(exp), flags.topology)
         for file in pathlib.Path(folder).iterdir():
             file.unlink()

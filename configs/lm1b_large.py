@@ -9,8 +9,8 @@ memory 128, same_length window, no clamp.
 
 Hardware: a TPU pod slice or several hosts (TF's script: 32 TPU hosts). Arithmetic gives 1.0e20
 operations, 12 days at a sustained 100 TFLOP/s (*not run*). The train step fits a TPU v5p-32, 17.22
-of 95.7 GiB a chip, and with --config.mesh.fsdp=16 a v5e-16, 4.84 of 15.75 GiB (*compiled* ahead of
-time, RESULTS.md).
+of 95.7 GiB a chip, and a v5e-16, whose chips share the parameters, 4.84 of 15.75 GiB (*compiled*
+ahead of time, RESULTS.md).
 
 Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.
