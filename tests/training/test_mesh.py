@@ -228,6 +228,7 @@ GPUS, CHIPS, OF_TWO_HOSTS = ("gpu", (8,)), ("tpu", (8,)), ("gpu", (8, 8))
         ("enwik8_24l", ("gpu", (4, 4, 4, 4)), {"tensor": 8}, (2, 1, 8)),
         ("enwik8_24l", ("cpu", (8,)), {}, (8, 1, 1)),
         ("wt103_base", GPUS, {}, (8, 1, 1)),  # 410 is no multiple of 8
+        ("ptb", GPUS, {}, (8, 1, 1)),  # small, as quickstart is
         ("quickstart", GPUS, {}, (8, 1, 1)),
     ],
 )

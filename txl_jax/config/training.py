@@ -203,7 +203,7 @@ class MeshConfig(Section, key="mesh"):
     """Number of devices that split the batch; -1 takes all devices that the other axes leave."""
     fsdp: int = minus_1_or_count("chosen with data", -1, DEVICES)
     """Number of devices that split the batch, the parameters (gathered for use) and the optimizer
-    state; if it and ``data`` are -1, the GPUs of a host do for layers of 16 million parameters or
+    state; if it and ``data`` are -1, the GPUs of a host do for layers of 32 million parameters or
     more, and the chips of a TPU slice for layers of 512 million or more."""
     tensor: int = at_least(1, 1, DEVICES)
     """Number of devices that split heads, the inner width of feed-forward layers, and words."""
