@@ -95,6 +95,13 @@ def test_the_result_has_the_dtype_of_the_queries():
     )
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_mean_of_many_values_does_not_overflow(dtype):
+    keys = jnp.zeros((1, 1024, 1, 4), dtype)
+    out = txl_jax.relative_attention(keys[:, :1], keys, keys + 100, keys[0])
+    np.testing.assert_allclose(out.astype(float), 100, rtol=0.01)
+
+
 def test_dropout_changes_with_the_key_and_keeps_the_mean():
     x = drawn(causal=False)
     run = lambda key: txl_jax.relative_attention(

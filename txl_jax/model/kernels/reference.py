@@ -75,5 +75,7 @@ def attend_part(x: AttentionInputs, queries: slice, keys: slice, platform: str =
     (weights,), total = p.softmax((scores, x.mask.allowed(queries, keys)))
     if x.dropout is not None:
         weights = weights * x.dropout.mask(weights.shape, queries.start, keys.start)
+    if x.val.dtype == jnp.float16:  # its largest number, 65,504, is less than many sums
+        weights, total = weights / total, jnp.ones_like(total)
     gathered = weighted_sum(weights.astype(x.val.dtype), x.val, platform)
     return gathered / total.astype(x.val.dtype)
