@@ -178,8 +178,8 @@ def _mesh(
 _SHARED_FROM = {"gpu": 1 << 25, "tpu": 1 << 29}
 """The number of parameters of layers from which a platform's devices share them.
 
-On GPUs the optimizer's traffic then costs more time than some more collectives. On TPUs sharing saves
-no time (RESULTS.md), but a chip may be too small for more parameters.
+On GPUs the optimizer's traffic then costs more time than some more collectives. On TPUs sharing
+saves no time (RESULTS.md), but a chip may be too small for more parameters.
 """
 
 
