@@ -353,7 +353,7 @@ def test_a_separator_of_a_text_gives_documents(tmp_path, vocab):
         found += [text.removeprefix("\n") if n else text for n, text in enumerate(whole)]
     assert found == texts
     with pytest.raises(
-        DataError, match=r"the valid split is empty; give .* more lines or documents"
+        DataError, match=r"the valid split is empty; give .* documents \(check separators\)"
     ):
         load_corpus(
             "text", tmp_path / "x.txt", document_separator="<stop>", cache_dir=tmp_path / "c"

@@ -297,8 +297,8 @@ def test_text_says_what_is_missing(tmp_path):
     assert refused(lambda: find_text(tmp_path)).startswith(nothing)
     (tmp_path / "empty").write_text("")
     assert refused(lambda: find_text(tmp_path / "empty")) == (
-        f"{tmp_path / 'empty'}: the train split is empty; give a longer text, more lines or"
-        " documents, or files train, valid and test"
+        f"{tmp_path / 'empty'}: the train split is empty; give longer texts, more lines or"
+        " documents (check separators), or files of splits"
     )
     wrong = tmp_path / "Emtpy"
     assert refused(lambda: find_text(wrong)) == (
@@ -319,8 +319,8 @@ def test_text_says_what_is_missing(tmp_path):
     assert "; patterns are not expanded: name a folder of" in pattern
     (tmp_path / "short").write_text("abc")
     assert refused(lambda: find_text(tmp_path / "short")) == (
-        f"{tmp_path / 'short'}: the valid split is empty; give a longer text, more lines or"
-        " documents, or files train, valid and test"
+        f"{tmp_path / 'short'}: the valid split is empty; give longer texts, more lines or"
+        " documents (check separators), or files of splits"
     )
     (tmp_path / "line").write_text("one line only " * 9)
 
@@ -331,8 +331,8 @@ def test_words_that_cannot_be_cut_at_line_ends_are_refused(tmp_path):
     uneven.write_text("long " * 900 + "\nb\nc")
     for path in (one, uneven):
         assert refused(lambda p=path: find_text(p, kind="word")) == (
-            f"{path}: the valid split is empty; give a longer text, more lines or documents, or"
-            " files train, valid and test"
+            f"{path}: the valid split is empty; give longer texts, more lines or documents"
+            " (check separators), or files of splits"
         )
     assert content(find_text(one))["train"]
 

@@ -137,7 +137,7 @@ def test_an_empty_split_is_refused(tmp_path, split, name):
     text = {**dict.fromkeys(LINES, '{"text": "ab"}\n'), split: ""}
     write(tmp_path, **{names[of]: text[of] for of in LINES})
     message = refused(lambda: find_text(tmp_path, tmp_path / "c"))
-    assert message.startswith(f"{tmp_path}, its own splits: the {split} split is empty; give a lon")
+    assert message.startswith(f"{tmp_path}, its own splits: the {split} split is empty; give longe")
 
 
 def test_a_folder_of_a_split_that_cannot_be_listed_is_not_an_absent_split(tmp_path):

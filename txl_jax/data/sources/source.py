@@ -94,7 +94,7 @@ class Source:
     def __post_init__(self):
         for split in SPLITS:
             if not text_size(self.splits[split]):
-                fix = "a longer text, more lines or documents, or files train, valid and test"
+                fix = "longer texts, more lines or documents (check separators), or files of splits"
                 raise DataError(f"{self.label}: the {split} split is empty; give {fix}")
 
     def hash(self) -> str:
