@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import shutil
 from typing import Any
 
 import jax
@@ -371,6 +372,9 @@ def test_the_files_of_a_folder_of_texts_are_documents_if_asked(tmp_path):
     whole = [text if text.endswith("\n") else text + "\n" for text in texts]
     assert [corpus.vocab.decode(d) for part in parts for d in part] == whole
     assert not parts[0].shared
+    archive = shutil.make_archive(str(folder), "zip", folder)
+    zipped = load_corpus("text", archive, document_files=True, cache_dir=tmp_path / "c")
+    np.testing.assert_array_equal(zipped.train.starts, parts[0].starts)
     plain = load_corpus("text", folder, cache_dir=tmp_path / "c")
     assert isinstance(plain.train, np.ndarray)
 

@@ -87,14 +87,13 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
     else:
         files = {"text": Stored(path, name, path.stat().st_size, shown=where)}
         found = {"": ["text"]}
-    one_each = path.is_file() or ("" not in found and max(map(len, found.values())) == 1)
-    if data.document_files and one_each:
-        fault, fix = f"no split of {path} has several files", "name a folder of documents"
-        raise DataError(f"data.document_files: {fault}; {fix}, or leave the key out")
     by_split = {
         split: {name: _plain(files[name], data, kind, cache) for name in names}
         for split, names in found.items()
     }
+    if data.document_files and max(map(len, found.values())) == 1:
+        fault, fix = f"no split of {path} has several files", "name a folder of documents"
+        raise DataError(f"data.document_files: {fault}; {fix}, or leave the key out")
     return _source(by_split, data, kind, where)
 
 
