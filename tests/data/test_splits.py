@@ -222,6 +222,7 @@ def test_longer_words_with_other_ends_are_no_splits(tmp_path):
     [
         ({"a.txt": "train", "b.txt": "train", "c.txt": "test"}, "a.txt and b.txt have the same"),
         ({"train.txt": "test", "test.txt": "test"}, "train.txt and test.txt have the same bytes; "),
+        ({"train/a.txt": "test", "test/a.txt": "test"}, "train/a.txt and test/a.txt have the same"),
         (
             {"a.txt": "test", "b.txt": "test", "c.txt": "test", "d.txt": "test"},
             "a.txt and b.txt have the same bytes, and so have 2 more pairs; remove copies",

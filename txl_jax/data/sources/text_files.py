@@ -142,12 +142,13 @@ def note_copies(where: str, files: Sequence[Stored]) -> None:
 
     Of a file in an archive, the whole archive is compared.
     """
-    paths = [path for path in dict.fromkeys(file.path for file in files) if path.stat().st_size]
-    sizes = collections.Counter(path.stat().st_size for path in paths)
+    shown = lambda file: file.path.name if file.member else file.name
+    names = {file.path: shown(file) for file in files if file.size}
+    sizes = collections.Counter(path.stat().st_size for path in names)
     known, copies = dict[str, Path](), list[str]()
-    for path in (path for path in paths if sizes[path.stat().st_size] > 1):
+    for path in (path for path in names if sizes[path.stat().st_size] > 1):
         if (first := known.setdefault(source.file_hash(path), path)) is not path:
-            copies.append(f"{first.name} and {path.name}")
+            copies.append(f"{names[first]} and {names[path]}")
     if copies:
         more = f", and so have {len(copies) - 1:,} more pairs" if len(copies) > 1 else ""
         fix = "remove copies, because a model must not be scored on a text that trained it"
