@@ -86,8 +86,10 @@ def test_what_is_no_text_is_refused_by_what_it_looks_like(tmp_path, name):
             assert "\n" not in message
 
 
-def test_a_damaged_document_is_refused_too(tmp_path):
-    data = KINDS["a Microsoft Office document"].replace(b"PK\1\2", b"PKxx")
+@pytest.mark.parametrize("damaged", [b"PKxx", b"PK\1\2\x14\3\xff"])  # the last asks for version 255
+def test_a_damaged_document_is_refused_too(tmp_path, damaged):
+    right = b"PK\1\2\x14\3\x14"[: len(damaged)]
+    data = KINDS["a Microsoft Office document"].replace(right, damaged)
     (tmp_path / "x.docx").write_bytes(data)
     message = refused(lambda: load_corpus("text", tmp_path / "x.docx", cache_dir=tmp_path / "c"))
     assert message.startswith(f"{tmp_path}/x.docx: is a zip archive, not text; ")

@@ -24,7 +24,7 @@ import numpy as np
 
 from txl_jax.data.codecs import decode_utf8
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.archives import archive_errors
+from txl_jax.data.sources.archives import BROKEN, archive_errors
 from txl_jax.data.sources.cache import json_hash, make_folder, write_errors
 from txl_jax.data.sources.source import BLOCK, file_hash, hidden
 from txl_jax.file_kinds import LOOKED_AT, not_text, wide_encoding, zip_kind
@@ -106,8 +106,7 @@ class Stored:
             raise DataError(f"{self}: {error}") from None
         if kind := not_text(start):
             if not self.member and zipfile.is_zipfile(self.path):
-                damaged = contextlib.suppress(zipfile.BadZipFile)
-                with damaged, zipfile.ZipFile(self.path) as archive:
+                with contextlib.suppress(*BROKEN), zipfile.ZipFile(self.path) as archive:
                     kind = zip_kind(archive.namelist()) or kind
             fix = "name a text; docs/own_data.md lists what is read"
             raise DataError(f"{self}: is {kind}, not text; {fix}")
