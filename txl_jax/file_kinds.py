@@ -12,7 +12,7 @@ _KINDS = (
     (0, b"\x1f\x8b", "a gzip file"),
     (0, b"\x1f\x8b\x08\0", "a gzip file"),  # four bytes, which few raw ids begin with
     (0, b"\x1f\x8b\x08\x08", "a gzip file"),
-    (0, b"BZh", "a bzip2 file"),
+    (4, b"1AY&SY", "a bzip2 file"),
     (0, b"\xfd7zXZ\0", "an xz file"),
     (0, b"]\0\0", "an LZMA file"),
     (0, b"\x28\xb5\x2f\xfd", "a Zstandard file"),

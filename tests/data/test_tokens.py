@@ -1,5 +1,6 @@
 """``data.name=tokens``: an array of ids is checked, and memory-mapped without a copy."""
 
+import bz2
 import collections
 import gzip
 import json
@@ -416,6 +417,9 @@ def test_a_compressed_file_is_not_read_as_raw_ids(tmp_path, name):
     with open(path, "wb") as file, gzip.GzipFile(name, "wb", fileobj=file) as packed:
         packed.write(np.arange(5000, dtype=np.uint16).tobytes())
     with pytest.raises(DataError, match=r"ids\.bin: is a gzip file, not raw ids"):
+        load_corpus("tokens", path)
+    path.write_bytes(bz2.compress(path.read_bytes()))
+    with pytest.raises(DataError, match=r"ids\.bin: is a bzip2 file, not raw ids"):
         load_corpus("tokens", path)
 
 
