@@ -146,6 +146,7 @@ def test_the_symbols_of_nanogpt_are_read_without_unpickling(tmp_path, protocol, 
     save(tmp_path / "val.bin")
     itos = dict(enumerate(SHAKESPEARE))
     meta = {"vocab_size": 7, "itos": itos, "stoi": {s: i for i, s in itos.items()}}
+    meta |= {"lower_case": False, "normalized": True, "source": None, "bytes": 1 << 40}
     (tmp_path / "meta.pkl").write_bytes(pickle.dumps(meta, protocol))
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, None)

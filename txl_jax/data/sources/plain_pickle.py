@@ -12,11 +12,11 @@ from txl_jax.data.sources.source import opened
 
 META = "meta.pkl"
 LARGEST = 64 << 20  # the largest number of bytes of such a file
-_VALUES = ("BININT", "BININT1", "BININT2", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE")
+_VALUES = ("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE")
 
 
 def plain_pickle(data: bytes) -> Any:
-    """Returns the value of a pickle (protocol 2 or newer) of dicts, lists, texts and numbers.
+    """Returns the value of a pickle (protocol 2 to 5) of dicts, lists, texts, numbers, bools, None.
 
     Raises ValueError for other content, such as an object of a class or a function.
     """
@@ -34,6 +34,8 @@ def _value(data: bytes) -> Any:
                 stack.append({})
             case "EMPTY_LIST":
                 stack.append([])
+            case "NEWTRUE" | "NEWFALSE" | "NONE" as name:
+                stack.append({"NEWTRUE": True, "NEWFALSE": False}.get(name))
             case "MARK":
                 marks.append(len(stack))
             case "SETITEM" | "SETITEMS" | "APPEND" | "APPENDS" as name:
