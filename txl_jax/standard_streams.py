@@ -10,6 +10,7 @@ The streams of a program that imports the package are not changed.
 
 import io
 import os
+import select
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TextIO
@@ -31,7 +32,9 @@ class _Descriptor(io.FileIO):
     def write(self, data: Any) -> int:
         """Writes data and returns the number of bytes that are written or dropped."""
         try:
-            return super().write(data)
+            while (written := super().write(data)) is None:
+                select.select([], [self], [])  # a full pipe that does not block
+            return written
         except OSError as error:
             ended, raises = isinstance(error, BrokenPipeError), not self.drops
             self.lost = self.lost or (None if ended else error)

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
 from places import ROOT
@@ -124,6 +125,19 @@ def test_a_run_without_streams_is_that_with_streams(trained, tmp_path, closed):
         assert (tmp_path / "run" / name).read_bytes() == (folder / "run" / name).read_bytes()
     done = shell(script, *command(f"--workdir={tmp_path / 'run'}", "--mode=evaluate"))
     assert done.returncode == 0
+
+
+def test_output_waits_for_the_reader_of_a_full_pipe_that_does_not_block():
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    filled = os.write(write, bytes(2**20))
+    reader = threading.Timer(0.2, os.read, (read, filled))
+    reader.start()
+    assert standard_streams._Descriptor(write, drops=False).write(b"text") == 4
+    reader.join()
+    assert os.read(read, 100) == b"text"
+    os.close(read)
+    os.close(write)
 
 
 @pytest.mark.integration
