@@ -18,9 +18,12 @@ LINES = 30.0
 
 def is_watched() -> bool:
     """Whether standard error is a terminal, or belongs to a cell of a notebook."""
-    if sys.stderr is None:  # of a service or of pythonw
-        return False
-    return sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel")
+    return is_terminal(sys.stderr) or type(sys.stderr).__module__.startswith("ipykernel")
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a stream is a terminal; a service has ``None``, and a program perhaps any object."""
+    return getattr(stream, "isatty", bool)()
 
 
 def bar(what: str, total: int | None, done: int = 0, unit: str = "B", disable: bool = False) -> Any:

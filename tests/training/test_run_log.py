@@ -11,13 +11,14 @@ import struct
 import subprocess
 import sys
 import termios
+import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from txl_jax import records
+from txl_jax import progress, records
 from txl_jax.checkpoint import provenance
 from txl_jax.training import events, goodput, run_log
 from txl_jax.training.events import Logger
@@ -309,6 +310,17 @@ def test_time_left_follows_the_recent_steps(make, capsys, clock):
         _step(log, step)
     log.flush_window(200)
     assert capsys.readouterr().err.rstrip().endswith("  0:26:40 left")
+
+
+@pytest.mark.parametrize("stream", [None, types.SimpleNamespace(write=len, flush=bool)])
+def test_a_program_may_have_no_standard_error_or_an_object_that_can_only_write(
+    make, tmp_path, monkeypatch, stream
+):
+    """As a service has, or a program with a window and no console."""
+    monkeypatch.setattr(sys, "stderr", stream)
+    _train(make("run"), 0, 10)
+    assert not progress.is_watched()
+    assert (tmp_path / "run/metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(("columns", "most"), [(0, 79), (60, 59), (200, 79)])

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from txl_jax.progress import is_terminal
 from txl_jax.records import plain
 from txl_jax.units import Unit, format_value, in_unit
 
@@ -25,7 +26,7 @@ class Console:
         self._now = (0.0, step, 0)  # seconds of training, step, tokens so far
         self._recent = collections.deque([self._now], maxlen=_RECENT)
         self._bar, self._stream = None, sys.stderr
-        if self._stream.isatty() and not label and not silent:
+        if is_terminal(self._stream) and not label and not silent:
             from tqdm import tqdm
 
             form = "step {n_fmt}/{total_fmt} |{bar}| {desc}"  # the bar takes the remaining width
