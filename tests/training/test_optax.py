@@ -46,6 +46,7 @@ def folder(tmp_path_factory):
             "mask = 3: must be a function, which no setting",
         ),
         ({"name": "optax.adam", "arguments": {"eps": -1e-8}}, "must be at least 0"),
+        ({"name": "optax.sgd", "arguments.nesterov": "no"}, "'no': must be true or false"),
         ({"name": "AdamW"}, "the nearest name is 'optax.adamw'"),
         ({"name": "sgdd"}, "the nearest name is 'optax.sgd'"),
         ({"name": "optax.Adam"}, "the nearest name is 'optax.adam'"),

@@ -58,7 +58,8 @@ def check(name: str, arguments: Mapping[str, Any], constant: bool) -> None:
             rule = f"is for optimizers of optax, and {_NAME} is {name!r}; set optimizer.b1, b2, eps"
             raise refusal(_ARGUMENTS, dict(arguments), f"{rule} or momentum instead")
         return
-    known = [key for key in inspect.signature(_function(name)).parameters if key != "learning_rate"]
+    known = {key: p.default for key, p in inspect.signature(_function(name)).parameters.items()}
+    del known["learning_rate"]
     for key, value in arguments.items():
         where = f"{_ARGUMENTS}.{key}"
         if key == "learning_rate":
@@ -66,14 +67,16 @@ def check(name: str, arguments: Mapping[str, Any], constant: bool) -> None:
         if key not in known:
             usable = nearest_or_all(key, known)
             raise refusal(where, value, f"{name} has no such argument; {usable}")
-        if fault := _out_of_range(key, value):
+        if fault := _out_of_range(key, value, known[key]):
             raise refusal(where, value, fault)
     if fault := _fault(name, json.dumps(arguments), constant):
         raise refusal(_NAME, name, fault)
 
 
-def _out_of_range(key: str, value: Any) -> str:
+def _out_of_range(key: str, value: Any, default: Any) -> str:
     """Returns the rule that a value breaks, given what arguments of this name mean, or ""."""
+    if isinstance(default, bool) and not isinstance(value, bool):
+        return "must be true or false"  # any text, also "no", would count as true
     if key == "mask" or key.endswith("_mask"):
         return "must be a function, which no setting can name; leave the argument out"
     if not isinstance(value, int | float):
