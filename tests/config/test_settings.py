@@ -1038,6 +1038,7 @@ def test_reading_a_file_leaves_nothing_beside_it_and_sees_every_edit(config_file
         ("raise ValueError('variants: a, b')", "ValueError: variants: a, b (line 4)"),
         ("raise ValueError('two\\n  lines')", "ValueError: two lines (line 4)"),
         ("return get_config()", "RecursionError: maximum recursion depth exceeded (line 4)"),
+        ("exit('no such text')", "SystemExit: no such text (line 4)"),
     ],
 )
 def test_a_file_that_fails_says_what_and_where(config_file, line, error):

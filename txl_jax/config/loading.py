@@ -115,7 +115,7 @@ def _config_module(path: str) -> Iterator[Any]:
             yield module
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == full]
         line = f" (line {lines[-1]})" if lines else ""
         what = f"{type(error).__name__}: {one_line(error)}".removesuffix(": ")
