@@ -104,6 +104,7 @@ def test_unknown_key_is_refused_and_the_nearest_named(key, nearest):
         ("logdir", "docs/settings.md lists the keys of model, data, loss"),
         ("data.text_column", "the nearest key is 'data.field'"),
         ("optimizer.beta1", "the nearest key is 'optimizer.b1'"),
+        ("recl.groups", "the keys of recl are models, shares"),  # not speed.rounds
         ("train.batchsize", "the nearest key is 'train.batch_size'"),
     ],
 )

@@ -82,22 +82,25 @@ def unknown_key(key: str, root: Any) -> UnknownKeyError:
     leaves = {name: name.rpartition(".")[2] for name in known}
     short = truncate(key)
     leaf = short.rpartition(".")[2]
+    first = short.partition(".")[0]
+    inside = [name for name in known if name.startswith(f"{first}.")]
     synonym = SYNONYMS.get(leaf.lower())
     if synonym and not ("." in short and leaf in leaves.values()):
         near = [synonym]
     else:
-        like = nearest(leaf, leaves.values())
-        same_leaf = [name for name in known if leaves[name] == like]
+        among = known if leaf in leaves.values() else inside or known
+        like = nearest(leaf, [leaves[name] for name in among])
+        same_leaf = [name for name in among if leaves[name] == like]
         near = difflib.get_close_matches(short, same_leaf, n=1, cutoff=0.0)
-    first, sections = short.partition(".")[0], [k.partition(".")[0] for k in known if "." in k]
     if near:
         fix = f"the nearest key is {near[0]!r}"
-    elif first in sections:
-        inside = [k.removeprefix(f"{first}.") for k in known if k.startswith(f"{first}.")]
-        fix = f"the keys of {first} are {', '.join(inside)}"
+    elif inside:
+        names = [name.removeprefix(f"{first}.") for name in inside]
+        fix = f"the keys of {first} are {', '.join(names)}"
     else:
+        sections = dict.fromkeys(k.partition(".")[0] for k in known if "." in k)
         everywhere = argument("mode", "settings") if names_flags() else "docs/settings.md"
-        fix = f"{everywhere} lists the keys of {', '.join(dict.fromkeys(sections))}"
+        fix = f"{everywhere} lists the keys of {', '.join(sections)}"
     return UnknownKeyError(f"unknown config key {short!r}; {fix}")
 
 
