@@ -7,6 +7,7 @@ import math
 import os
 import re
 import resource
+import shutil
 import struct
 import subprocess
 import sys
@@ -493,6 +494,14 @@ def test_tensorboard_gets_the_same_numbers_at_once_and_hides_those_that_are_made
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_run_goes_on_if_its_tensorboard_folder_is_removed(make, tmp_path):
+    log = make()
+    _train(log, 0, 4)
+    shutil.rmtree(tmp_path / "run" / "tensorboard")
+    _train(log, 4, 8)
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
 def test_a_full_disk_is_an_error_that_names_the_file_and_not_a_hang(make, tmp_path, monkeypatch):
     log = make()
     path = tmp_path / "run" / "metrics.jsonl"

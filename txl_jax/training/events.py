@@ -90,7 +90,6 @@ class TensorBoardEvents(Logger):
         self._metadata, self._tensor = summary_pb2.SummaryMetadata, tensor_pb2.TensorProto
         self._checksum = masked_crc32c
         folder = os.path.join(workdir, "tensorboard")
-        make_folder(folder)
         # TensorBoard reads the files in the order of their names.
         self._path = os.path.join(folder, f"events.out.tfevents.{time.time_ns()}")
         # TensorBoard hides the events of earlier files from this step on.
@@ -126,6 +125,7 @@ class TensorBoardEvents(Logger):
             data = event.SerializeToString()
             for part in (struct.pack("<Q", len(data)), data):
                 records += part + struct.pack("<I", self._checksum(part))
+        make_folder(os.path.dirname(self._path))  # again, if a user has removed it
         append(self._path, records)
 
 
