@@ -95,6 +95,18 @@ def test_the_result_has_the_dtype_of_the_queries():
     )
 
 
+def test_float64_is_as_precise_as_its_type():
+    with jax.enable_x64(True):
+        x = {name: value.astype("float64") for name, value in drawn(m=3).items()}
+        last = x["q"][:, -1]  # it sees all keys
+        scores = jnp.einsum("bnh,bknh->bkn", last + x["u"], x["k"])
+        scores += jnp.einsum("bnh,knh->bkn", last + x["v_bias"], x["r"])
+        weights = jax.nn.softmax(scores * H**-0.5, axis=1)
+        expected = jnp.einsum("bkn,bknh->bnh", weights, x["v"])
+        out = txl_jax.relative_attention(**x)[:, -1]
+        np.testing.assert_allclose(out, expected, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_mean_of_many_values_does_not_overflow(dtype):
     keys = jnp.zeros((1, 1024, 1, 4), dtype)

@@ -19,11 +19,11 @@ from txl_jax.model.positions import relative_shift
 def content_scores(
     q: jax.Array, u: jax.Array | None, k: jax.Array, platform: str = ""
 ) -> jax.Array:
-    """Returns (a) q.k plus (c) u.k: float32 [N,B,T,K]; q [N,B,T,H], u [N,H], k [N,B,K,H]."""
+    """Returns (a) q.k plus (c) u.k: [N,B,T,K]; q [N,B,T,H], u [N,H], k [N,B,K,H]."""
     q = _plus(q, u, platform)
     if wide_products.apply_to(platform, q, k):
         return wide_products.products_of_rows(q, k)
-    return jnp.einsum("nbth,nbkh->nbtk", q, k, preferred_element_type=jnp.float32)
+    return jnp.einsum("nbth,nbkh->nbtk", q, k, preferred_element_type=_of_sum(q))
 
 
 def position_scores(
@@ -33,7 +33,7 @@ def position_scores(
     b: jax.Array | None = None,
     platform: str = "",
 ) -> jax.Array:
-    """Returns the sum of the terms (b) q.r and (d) v.r, and of b: float32 [N,B,T,K].
+    """Returns the sum of the terms (b) q.r and (d) v.r, and of b: [N,B,T,K].
 
     q is [N,B,T,H], and v [N,H]. r [N,K,H] and the scalars b [N,K] are of the distances K-1 .. 0;
     one of them may be ``None``.
@@ -50,8 +50,13 @@ def position_scores_by_distance(q, v, r, b=None, platform="") -> jax.Array:
         rows = q.reshape(len(q), -1, q.shape[-1])
         scores = wide_products.products_of_rows(rows, r).reshape(*q.shape[:-1], -1)
     else:
-        scores = jnp.einsum("nbth,nkh->nbtk", q, r, preferred_element_type=jnp.float32)
+        scores = jnp.einsum("nbth,nkh->nbtk", q, r, preferred_element_type=_of_sum(q))
     return scores if b is None else scores + b[:, None, None, :]
+
+
+def _of_sum(x: jax.Array) -> jnp.dtype:
+    """Returns the dtype of scores: float32, or float64 for queries of that type."""
+    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def _plus(q: jax.Array, bias: jax.Array | None, platform: str) -> jax.Array:
