@@ -115,7 +115,9 @@ def absolute_paths(value: Any, where: str, named: bool = False) -> Any:
             return text
         if is_remote(text):
             return absolute_path(text)
-        return str(expanded(text, where).absolute())
+        path = str(expanded(text, where).absolute())
+        tidy = os.path.normpath(path)
+        return tidy if same_files(tidy, path) else path  # a link before a ".." leads elsewhere
 
     return _changed_paths(value, absolute, named)
 
