@@ -4,12 +4,14 @@ The programs are those of run_programs.py. The devices are those at hand, or TPU
 not at hand.
 """
 
+import collections
 import contextlib
 import dataclasses
 import pathlib
 import tempfile
 import time
 from collections.abc import Container, Iterator, Sequence
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -97,18 +99,31 @@ def _memory_of(topology: str) -> int:
 def programs(
     exp: ExperimentConfig, devices: Sequence[jax.Device], names: Container[str] | None = None
 ) -> Iterator[Program]:
-    """Yields the programs with these names, or all, as soon as each is compiled."""
-    for program in run_programs(exp, devices):
-        if names is None or program.name in names:
-            yield compile_program(program, devices[0])
+    """Yields the programs with these names, or all, in the order of the run.
+
+    Two threads compile programs while the next ones are traced.
+    """
+    threads, waiting = futures.ThreadPoolExecutor(2), collections.deque[Any]()
+    with _no_cache(), contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(threads.shutdown, cancel_futures=True)
+        for program in run_programs(exp, devices):
+            if names is None or program.name in names:
+                traced = program.lower()
+                waiting.append(threads.submit(compile_program, program, traced, devices[0]))
+            while waiting and waiting[0].done():
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
-def compile_program(program: RunProgram, device: jax.Device) -> Program:
+def compile_program(
+    program: RunProgram, lowered: jax.stages.Lowered, device: jax.Device
+) -> Program:
     """Compiles a program and reads its numbers; raises PlanningError if the compiler cannot."""
     about = program.name, program.description, program.attention, program.flops, program.resident
-    lowered, on_gpu = program.lower(), device.platform in ("gpu", "cuda")
+    on_gpu = device.platform in ("gpu", "cuda")
     start, took = time.perf_counter(), lambda: time.perf_counter() - start
-    with tempfile.TemporaryDirectory() as dump, _no_cache():
+    with tempfile.TemporaryDirectory() as dump:
         options = {**compiler_options(device), **({"xla_dump_to": dump} if on_gpu else {})}
         try:
             compiled, seconds = _compile(lowered, options), took()
