@@ -1191,7 +1191,7 @@ def test_paths_are_made_absolute_wherever_they_stand(tmp_path, monkeypatch):
     assert {key: stored[key] for key in given} == given | {
         "data.path": f"{here}/a/b",
         "data.cache_dir": "/home/me/x",
-        "distil.teachers": [f"{here}/runs/lr=0.1", f"{here}/runs/../b"],
+        "distil.teachers": [f"{here}/runs/lr=0.1", f"{here}/b"],
         "recl.models": [f"a={here}/runs/lr=0.1", "g:b=/home/me/x", "c=/y", "d="],
         "ablation.workdirs": [f"row={here}/r"],
     }
