@@ -1,10 +1,12 @@
 """The device mesh, a grid of devices with named axes.
 
-data      rows of the batch, with the memory of their streams
-fsdp      rows, and also parameters and optimizer state, which are gathered for use
-tensor    heads, the feed-forward layer's inner width, words
-copies    nothing: groups of devices that repeat the same work. A mesh has this axis only if
-          several processes have more devices than the rows can use
+    data      rows of the batch, with the memory of their streams
+    fsdp      rows, and also parameters and optimizer state, which are gathered for use
+    tensor    heads, the feed-forward layer's inner width, words
+    copies    nothing: groups of devices that repeat the same work. A mesh has this axis only if
+              several processes have more devices than the rows can use
+
+The shardings of arrays on it are in shardings.py.
 """
 
 import collections
