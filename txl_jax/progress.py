@@ -22,7 +22,7 @@ def is_watched() -> bool:
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether a stream is a terminal; a service has ``None``, and a program perhaps any object."""
+    """Whether a stream is a terminal; it may be ``None``, or an object without ``isatty``."""
     return getattr(stream, "isatty", bool)()
 
 

@@ -317,7 +317,7 @@ def test_time_left_follows_the_recent_steps(make, capsys, clock):
 def test_a_program_may_have_no_standard_error_or_an_object_that_can_only_write(
     make, tmp_path, monkeypatch, stream
 ):
-    """As a service has, or a program with a window and no console."""
+    """A service, or a program with a window and no console, has no such stream."""
     monkeypatch.setattr(sys, "stderr", stream)
     _train(make("run"), 0, 10)
     assert not progress.is_watched()

@@ -119,7 +119,10 @@ def programs(
 def compile_program(
     program: RunProgram, lowered: jax.stages.Lowered, device: jax.Device
 ) -> Program:
-    """Compiles a program and reads its numbers; raises PlanningError if the compiler cannot."""
+    """Compiles a program and reads its numbers; raises PlanningError if the compiler cannot.
+
+    The compilation cache must be off, because a program from it has no memory analysis.
+    """
     about = program.name, program.description, program.attention, program.flops, program.resident
     on_gpu = device.platform in ("gpu", "cuda")
     start, took = time.perf_counter(), lambda: time.perf_counter() - start
