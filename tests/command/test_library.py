@@ -318,6 +318,8 @@ def test_a_folder_may_be_a_path_or_bytes_and_nothing_else(trained, run, tmp_path
                 call(wrong)
         with pytest.raises(ConfigError, match=r" = '': names no file or folder; give a path"):
             call("")
+        with pytest.raises(ConfigError, match=r"no path has the character NUL"):
+            call("runs/a\0b")
 
 
 def test_a_step_may_be_a_number(run):

@@ -227,8 +227,11 @@ def analyses(workdir: str) -> list[dict[str, Any]]:
         images = [_image(path(workdir, file).read_bytes(), "png", file) for file in pngs]
         file, text = f"{mode}.json", ""
         if file in files:
-            content = read_json(os.path.join(workdir, file))
-            text = json.dumps(content, indent=1, ensure_ascii=False)
+            try:
+                content = read_json(os.path.join(workdir, file))
+                text = json.dumps(content, indent=1, ensure_ascii=False)
+            except WorkdirError as error:
+                say(f"warning: left out of the page: {error}")
         if row.page and (images or text):
             heading, caption = row.page
             found = {"heading": heading, "caption": caption, "images": images}

@@ -1,4 +1,4 @@
-"""The largest values of settings.
+"""The largest values of settings, and the smallest above 0.
 
 These values are many times those of any published recipe, and small enough for int32
 arithmetic on the device and for tracing. device_memory.py checks the memory of the device.
@@ -18,3 +18,5 @@ CLUSTERS = 100  # the factor between the widths of the clusters of an adaptive s
 DEVICES = 1_000_000
 ITEMS = 1_000  # runs in one program, seeds of a sweep and mixed softmaxes
 BELOW_1 = 0.999999  # the largest probability below 1; float32 rounds nearer ones up to 1
+SMALLEST = 1.2e-38  # above 0; devices take smaller float32 numbers for 0
+LARGEST = 3.4e38  # of float32; larger ones are infinite

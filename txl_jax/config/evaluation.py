@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal
 
 from txl_jax.config.bounds import LENGTH, ROWS, STEPS, TOKENS
-from txl_jax.config.fields import Section, above, at_least, minus_1_or_count, within
+from txl_jax.config.fields import Section, above_0, at_least, minus_1_or_count, within
 from txl_jax.config.model import Window
 
 Split = Literal["train", "valid", "test"]
@@ -21,11 +21,11 @@ class DynamicConfig(Section):
     """Update after each segment: none, a gradient step (sgd), or a gradient step that divides by
     the root of the summed squared gradients of each parameter (rms), with decay towards the trained
     value in proportion to this root."""
-    learning_rate: float = above(0, 1e-5)
+    learning_rate: float = above_0(1e-5)
     """Learning rate of the update."""
     decay: float = at_least(0, 0.0)
     """Rate of decay towards the trained parameters (rms)."""
-    epsilon: float = above(0, 1e-4)
+    epsilon: float = above_0(1e-4)
     """Number that is added to the root of the squared gradients (rms)."""
     statistics: int = at_least(1, 100, STEPS)
     """Number of training segments whose squared gradients are summed (rms)."""

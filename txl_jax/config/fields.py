@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from txl_jax.config.bounds import BELOW_1
+from txl_jax.config.bounds import BELOW_1, LARGEST, SMALLEST
 from txl_jax.config.errors import refusal
 from txl_jax.config.folders import path_texts
 from txl_jax.config.parsing import typed
@@ -52,9 +52,10 @@ def at_least(low: float, default: Any, most: float | None = None) -> Any:
     return setting(default, f"must be at least {low}", lambda v: v >= low, most)
 
 
-def above(low: float, default: Any) -> Any:
-    """Declares a field whose value must be above ``low``."""
-    return setting(default, f"must be above {low}", lambda v: v > low)
+def above_0(default: Any) -> Any:
+    """Declares a field whose value must be above 0 and finite, after rounding to float32 too."""
+    rule = "must be above 0 and finite in float32"
+    return setting(default, rule, lambda v: SMALLEST <= v <= LARGEST)
 
 
 def within(low: float, high: float, default: Any, also: str = "") -> Any:

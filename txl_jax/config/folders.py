@@ -45,6 +45,8 @@ def path_text(path: Any, where: str, remote: bool = False) -> str:
         )
     if not text.strip():
         raise ConfigError(f"{where} = {short_repr(text)}: names no file or folder; give a path")
+    if "\0" in text:
+        raise ConfigError(f"{where} = {short_repr(text)}: no path has the character NUL; remove it")
     return text
 
 

@@ -8,7 +8,7 @@ from txl_jax.config import bounds
 from txl_jax.config.errors import refusal
 from txl_jax.config.fields import (
     Section,
-    above,
+    above_0,
     at_least,
     minus_1_or_count,
     probability,
@@ -120,11 +120,11 @@ class TransformerXLConfig(Section, key="model"):
     """Dropout rate of the states from which mixed softmaxes are computed."""
     past_decode: bool = False
     """Whether the model has the parameters that loss.past_decode needs."""
-    init_std: float = above(0, 0.02)
+    init_std: float = above_0(0.02)
     """Standard deviation of the initial weights."""
-    proj_init_std: float = above(0, 0.01)
+    proj_init_std: float = above_0(0.01)
     """Standard deviation of the initial projections of embedding and softmax."""
-    norm_epsilon: float = above(0, 1e-5)
+    norm_epsilon: float = above_0(1e-5)
     """Epsilon of LayerNorm, which is 1e-5 in PyTorch and 1e-12 in TF."""
     dtype: DtypeName = "float32"
     """Dtype of the computation; parameters, softmax and loss are always float32. auto is bfloat16

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from txl_jax.config.bounds import DEVICES, ITEMS, LENGTH, ROWS, STEPS, WORDS
 from txl_jax.config.fields import (
     Section,
-    above,
+    above_0,
     at_least,
     file_path,
     free_text,
@@ -30,7 +30,7 @@ class OptimizerConfig(Section, key="optimizer"):
     arguments: dict[str, Any] = named_values()  # noqa: RUF009
     """Arguments of an optimizer of optax by name, optimizer.arguments.NAME=VALUE, besides the
     learning rate."""
-    learning_rate: float = above(0, 2.5e-4)
+    learning_rate: float = above_0(2.5e-4)
     """Learning rate at the end of warm-up."""
     schedule: Literal["cosine", "inverse_sqrt", "constant"] = "cosine"
     """Learning rate after warm-up: cosine down to min_ratio at train.steps, sqrt(warmup_steps /
@@ -45,7 +45,7 @@ class OptimizerConfig(Section, key="optimizer"):
     """Decay rate of the first moment of adam, lamb and muon."""
     b2: float = probability(0.999)
     """Decay rate of the second moment of adam, lamb and muon."""
-    eps: float = above(0, 1e-8)
+    eps: float = above_0(1e-8)
     """Number that is added to the root of the second moment of adam, lamb and muon."""
     momentum: float = probability(0.95)
     """Decay rate of muon's momentum."""
@@ -54,7 +54,7 @@ class OptimizerConfig(Section, key="optimizer"):
     weight_decay: float = at_least(0, 0.0)
     """Decoupled weight decay of every parameter, times the learning rate (Loshchilov and Hutter
     2019)."""
-    embedding_ratio: float = above(0, 1.0)
+    embedding_ratio: float = above_0(1.0)
     """Peak learning rate of the embeddings, divided by that of the other parameters; the cosine
     schedule ends at the same rate for both."""
 
@@ -66,7 +66,7 @@ class AverageConfig(Section, key="average"):
     swa_start: int = at_least(0, 0, STEPS)
     """Number of updates after which the parameters are averaged (swa; Polyak and Juditsky 1992,
     Merity et al. 2018, Izmailov et al. 2018); 0 turns this average off."""
-    swa_lr_ratio: float | None = above(0, None)
+    swa_lr_ratio: float | None = above_0(None)
     """Learning rate after swa_start, as a multiple of the last rate of a schedule that ends there;
     None continues the schedule to the end of training."""
     ema_decay: float = probability(0.0)
