@@ -391,6 +391,10 @@ def test_text_that_is_not_utf8_needs_bytes_and_says_that_it_has_them(tmp_path, c
             " for example by  iconv -f CP1252 -t UTF-8 FILE > NEW, or use"
             " data.vocab='byte' for any bytes"
         )
+    mixed = tmp_path / "mixed.txt"  # a conversion from CP1252 would spoil its other characters
+    mixed.write_bytes("cafés\n".encode() * 100 + b"caf\xe9\n")
+    message = refused(lambda: load_corpus("text", mixed, vocab="char", cache_dir=tmp_path))
+    assert "remove such bytes, for example by  iconv -c -f UTF-8 -t UTF-8 FILE > NEW, or" in message
     for _ in range(2):  # the second time, the cache is read
         source.say_once.cache_clear()  # as in another process
         assert load_corpus("text", path, cache_dir=tmp_path).train[400] == 0xE9
@@ -511,9 +515,8 @@ def test_a_nul_character_is_in_no_text_but_may_be_among_bytes(tmp_path):
     for kind in ("char", "word"):
         message = refused(lambda k=kind: load_corpus("text", path, vocab=k, cache_dir=tmp_path))
         assert message == (
-            f"{path}, byte {n}: the character U+0000 (NUL), which no text has; convert the text to"
-            " UTF-8, for example by  iconv -f CP1252 -t UTF-8 FILE > NEW, or use"
-            " data.vocab='byte' for any bytes"
+            f"{path}, byte {n}: the character U+0000 (NUL), which no text has; remove it, for"
+            r" example by  tr -d '\000' < FILE > NEW, or use data.vocab='byte' for any bytes"
         )
     path.write_bytes(bytes(range(256)) * 8)
     corpus = load_corpus("text", path, vocab="byte", cache_dir=tmp_path)

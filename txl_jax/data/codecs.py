@@ -19,6 +19,8 @@ from txl_jax.units import Unit
 Blocks = Iterable[str | bytes]
 NEWLINE = 10
 TO_UTF8 = "convert the text to UTF-8, for example by  iconv -f CP1252 -t UTF-8 FILE > NEW"
+_DROP_BYTES = "remove such bytes, for example by  iconv -c -f UTF-8 -t UTF-8 FILE > NEW"
+_DROP_NUL = r"remove it, for example by  tr -d '\000' < FILE > NEW"
 _ANY_TEXT = "train with data.vocab='byte', which takes any text"
 _WHITE_TO_SPACE = bytes.maketrans(string.whitespace.encode(), SPACE.encode() * 6)
 
@@ -45,7 +47,12 @@ def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False
             around = raw[max(at - 2048, 0) : max(at, 0) + 2048]
             if kind := not_text(start) or ("binary data" if not_text(around) else None):
                 raise DataError(f"{where}, byte {read + at}: {fault}; this is {kind}, not text")
-            fix = f"{_like(start)}; {TO_UTF8}, or use data.vocab='byte' for any bytes"
+            like, fix = _like(start), TO_UTF8
+            if not like and "NUL" in fault:
+                fix = _DROP_NUL
+            elif not like and not around.decode(errors="ignore").isascii():  # the rest is UTF-8
+                fix = _DROP_BYTES
+            fix = f"{like}; {fix}, or use data.vocab='byte' for any bytes"
             raise DataError(f"{where}, byte {read + at}: {fault}{fix}") from None
         yield text
         read += len(raw)
