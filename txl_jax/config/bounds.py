@@ -1,4 +1,4 @@
-"""The largest values of settings, and the smallest above 0.
+"""The largest values of settings, and the smallest value of those that must be above 0.
 
 These values are many times those of any published recipe, and small enough for int32
 arithmetic on the device and for tracing. device_memory.py checks the memory of the device.
