@@ -23,8 +23,10 @@ from txl_jax.data.pieces import (
     Pieces,
     _note_running_text,
     check_starts,
+    ended_at,
     running_text,
     separated,
+    separator_ends,
     split_edges,
 )
 from txl_jax.data.sources.tokens import read_documents
@@ -359,6 +361,23 @@ def test_a_separator_of_a_text_gives_documents(tmp_path, vocab):
         load_corpus(
             "text", tmp_path / "x.txt", document_separator="<stop>", cache_dir=tmp_path / "c"
         )
+
+
+def test_two_separators_share_no_token(tmp_path):
+    (tmp_path / "x.txt").write_text("ab\n\n\ncd\n\n\n\nef\n\n" * 40)
+    given = {"document_separator": "\n\n", "cache_dir": tmp_path / "c"}
+    corpus = load_corpus("text", tmp_path / "x.txt", **given)
+    ids = np.asarray(corpus.train.ids)
+    found = ended_at(ids, separator_ends(ids, corpus.vocab.encode("\n\n")))
+    assert found.starts.tolist() == corpus.train.starts.tolist()
+    # The token before a scored text, the end of a separator, begins no other one.
+    model, params = model_and_params()
+    line, mark = np.array([0, 5, 6, 0, 0, 0, 7]), np.array([0, 0])
+    c = txl_jax.config.ScoreConfig(mem_len=8, seg_len=8)
+    (nll,) = any_text.score_lines(model.cfg, params, [line], mark[-1:], c, mark)
+    alone = [np.array([0, 0, 5, 6, 0, 0]), np.array([0, 0, 7])]
+    expected = any_text.score_texts(model.cfg, params, alone, c)
+    np.testing.assert_allclose(nll, np.concatenate(expected), rtol=1e-5)
 
 
 def test_the_files_of_a_folder_of_texts_are_documents_if_asked(tmp_path):

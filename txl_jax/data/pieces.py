@@ -182,12 +182,18 @@ def ended_at(ids: np.ndarray, ends: np.ndarray) -> Pieces:
 
 
 def separator_ends(ids: np.ndarray, separator: np.ndarray) -> np.ndarray:
-    """Returns the positions in ids [n] of the last token of each separator, integers [k]."""
-    k = len(separator)
+    """Returns the positions in ids [n] of the last token of each separator, integers [m].
+
+    Two separators share no token: three line ends have one separator of two line ends.
+    """
+    k, ends = len(separator), list[int]()
     if not 0 < k <= len(ids):
         return np.zeros(0, np.int64)
     windows = np.lib.stride_tricks.sliding_window_view(ids, k)
-    return np.flatnonzero((windows == separator).all(axis=1)) + k - 1
+    for begin in np.flatnonzero((windows == separator).all(axis=1)).tolist():
+        if not ends or begin > ends[-1]:
+            ends.append(begin + k - 1)
+    return np.array(ends, np.int64)
 
 
 def check_starts(starts: np.ndarray, n_tokens: int, where: str) -> None:

@@ -198,7 +198,8 @@ def score_lines(
     """
     whole = [[line] for line in lines] if c.memory == "line" else [lines]
     texts = [np.concatenate([before, *parts]) for parts in whole]
-    documents = [ended_at(text, separator_ends(text, separator)) for text in texts]
+    # The token before a text may end a separator, but begins none.
+    documents = [ended_at(text, separator_ends(text[1:], separator) + 1) for text in texts]
     nll = np.concatenate(score_texts(cfg, params, list(itertools.chain(*documents)), c))
     return np.split(nll, np.cumsum([len(line) for line in lines])[:-1])
 
