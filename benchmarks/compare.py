@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _processor(report: dict[str, Any]) -> str:
-    """Returns the name of the CPU, or of an accelerator, whose host does not matter."""
+    """Returns the name of the accelerator, or of the CPU if there is none."""
     about = report["machine"]
     return str(about["cpu"] if about["device"] == "cpu" else about["device"])
 

@@ -106,7 +106,7 @@ def stream(folder: pathlib.Path) -> dict[str, Any]:
     n = sum(float(streams.at_step(step).weights.sum()) for step in range(steps))
     seconds = time.perf_counter() - began
     began = time.perf_counter()
-    streams.at_step(1_000_003)  # a step of an epoch that was not read
+    streams.at_step(1_000_003)  # a step of an epoch that was not read before
     return {
         "seconds": seconds,
         "tokens": int(n),

@@ -94,7 +94,7 @@ def machine() -> dict[str, Any]:
 
 
 def peak_memory() -> int:
-    """Returns the most bytes held so far: on the accelerator, else by this process."""
+    """Returns the peak memory in bytes of the accelerator, or without one, of this process."""
     held = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     return held or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

@@ -120,7 +120,7 @@ def summed(found: Iterable[tuple[str, float]]) -> list[Row]:
 def parts(found: Iterable[Launch], text: str) -> Iterator[tuple[str, float]]:
     """Yields the part of the model and the microseconds of each launch.
 
-    ``text`` is the text of the program. A launch is found by its operation, or by its kernel's
+    ``text`` is the compiled HLO. A launch is found by its operation, or by its kernel's
     name, since the operation of a kernel in a CUDA graph may be the graph. Library kernels in a
     graph are recognised as matrix products only by their names.
     """

@@ -122,7 +122,7 @@ class Recorded:
         return observation, (state, jnp.zeros(()))
 
     def step(self, key, state, action, params=None):
-        """Returns observation, state, reward, the end of an episode, and ``returned``."""
+        """Returns observation, state, reward, whether the episode ended, and then its return."""
         observation, own, reward, done = self.task.step(key, state[0], action)
         reward = jnp.asarray(reward, jnp.float32)
         total = state[1] + reward
@@ -298,7 +298,7 @@ def train_rows(rows: Rows, tasks: list[str], models: list[str], budget: float) -
 
 
 def table(rows: Rows) -> str:
-    """Returns a table with a line for each task and memory whose best rate is known."""
+    """Returns a table with a line for each task and memory whose best learning rate is known."""
     lines = ["| task | memory | rate | score: mean (each seed) | whole curve | steps"]
     lines[0] += " | CPU seconds | parameters |"
     lines.append("|---" * 8 + "|")

@@ -228,7 +228,7 @@ def _window(key: str, window: Any) -> bool:
 
 
 def _require(experiment: Section, section: str, values: Section) -> None:
-    """Refuses a setting with another value; one that the experiment does not have is accepted."""
+    """Raises UnsupportedError if the experiment has one of these settings with another value."""
     for key, value in values.items():
         given = experiment[section].get(key, value)
         if given != value:

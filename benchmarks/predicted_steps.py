@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def compiled_update(exp: ExperimentConfig, topology: str) -> tuple[ExperimentConfig, Flops, str]:
-    """Returns the experiment as it runs on the devices, and its update's operations and text."""
+    """Returns the experiment as it runs on the devices, and its update's FLOPs and compiled HLO."""
     devices = topology_devices(topology)
     model = resolved(exp.model, training_mesh(exp, devices))
     exp = dataclasses.replace(exp, model=model)
@@ -108,7 +108,7 @@ class Attention(NamedTuple):
 def attention_launches(
     kernels: Iterable[Kernel], exp: ExperimentConfig, kind: str
 ) -> dict[str, Attention]:
-    """Returns one launch of each attention kernel, by its name in the program's text."""
+    """Returns one launch of each attention kernel, by its name in the compiled HLO."""
     fused = {k.name: (found, k) for k in kernels if (found := attention_kernel(k))}
     if not fused:
         return {}
@@ -143,9 +143,9 @@ def attention_kernel(k: Kernel) -> str:
 
 
 def tiles(kernel: str, dtype: Any, f: triton.Form) -> tuple[float, float]:
-    """Returns how many blocks of 64 x 64 scores of a row and head have no edge, and have an edge.
+    """Returns how many blocks of 64 x 64 scores of a row and head are whole, and how many are not.
 
-    An edge is one of the attention mask; the memory is full. The loops are those of
+    The attention mask hides a part of the others. The memory is full. The loops are those of
     triton_tiles.py, in which three kernels have no mask.
     """
     sizes = triton.tiling(kernel, dtype, f).sizes

@@ -63,7 +63,7 @@ def segment_products(exp: ExperimentConfig) -> Iterator[Product]:
 
 
 def update_products(exp: ExperimentConfig) -> Iterator[Product]:
-    """Yields all products of an update of a model with one softmax and relative attention."""
+    """Yields all matrix products of an update, with one softmax and relative attention."""
     c, t = exp.model, exp.train
     rows, keys = t.batch_size * t.seg_len, t.batch_size * (t.seg_len + t.mem_len)
     width, heads = c.n_head * c.d_head, t.batch_size * c.n_head

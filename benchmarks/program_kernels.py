@@ -1,7 +1,7 @@
-"""Reads the kernels of a compiled program from its text: bytes moved, matrix products, sources.
+"""Reads the kernels of a compiled program from its HLO: bytes moved, matrix products, sources.
 
-A kernel reads each operand and writes each result once. If an operand is only sliced, the slices
-count; if a result is updated in place, the part that is written counts. A kernel in a loop counts
+A kernel reads each operand and writes each result once. Of an operand that is only sliced, the
+slices count; of a result that is updated in place, the written part. A kernel in a loop counts
 once for each iteration. Caches of a GPU are not modelled: what is read twice in a row counts twice.
 On a TPU, arrays that the compiler keeps on the chip do not count, and copies to and from the chip
 count once. Of a conditional, the branch that moves the most bytes counts.

@@ -1,13 +1,13 @@
-"""Measures what each kind of regularisation does to a small model of little text, seed by seed.
+"""Measures how each kind of regularisation changes the loss of a small model on little text.
 
     python -m benchmarks.regularisers --data=FOLDER --out=DIR [--tokens=100000] [--seeds=3]
 
 FOLDER has ptb.train.txt, ptb.valid.txt, ptb.test.txt; of the training text, only the first lines
-are used. A token is a character, because a hundred thousand words are too few to learn anything
-from in the time. Each change below is made alone to the same plain model, with the same seeds side
-by side, and its validation loss is compared with the plain model's of the same seed. A model of
-this size is far from the recipe's: the results show whether a regulariser has an effect, not its
-gain at 24M parameters. Only the vocabulary is read from the test split.
+are used. A token is a character, because a hundred thousand words are too few to learn from. Each
+change below is made alone to a plain model. For each seed, its validation loss is compared with
+that of the plain model with this seed. The model is much smaller than that of the recipe: the
+results show whether a regulariser has an effect, not its gain at 24M parameters. Of the test split,
+only the vocabulary is used.
 """
 
 import argparse

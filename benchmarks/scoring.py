@@ -43,7 +43,7 @@ class Scorer:
         return self.corpus.vocab.unit
 
     def row(self, name: str, protocol: ProtocolConfig) -> Row:
-        """Scores under a protocol; returns loss in nats and in the unit, targets, seconds."""
+        """Returns the loss under a protocol, in nats and in the unit, with targets and seconds."""
         c = self.trained.config
         mesh = scoring_mesh(c.mesh, c.model, c.evaluate.batch_size)
         evaluator = split_evaluator(c.model, protocol, self.corpus, mesh)
@@ -97,7 +97,7 @@ def checked(protocol: ProtocolConfig, scorer: Scorer) -> ProtocolConfig:
     """Returns the protocol if its settings go together with those of the run.
 
     Raises:
-      SystemExit: the settings do not go together; the text is the rule that is broken.
+      SystemExit: the settings do not go together; the message names the broken rule.
     """
     try:
         dataclasses.replace(scorer.trained.config, evaluate=protocol)

@@ -104,7 +104,7 @@ class Training:
         return timed(work)
 
     def program_text(self) -> str:
-        """Returns the text of the compiled program."""
+        """Returns the compiled HLO as text."""
         return self._update.as_text() or ""
 
 

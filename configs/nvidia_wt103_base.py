@@ -12,8 +12,8 @@ Evaluation: test, 16 streams, each warmed up with the 640 tokens before it, segm
 
 Hardware: eight accelerators. On one A100 of 40 GB in half precision NVIDIA cuts the batch into 8
 parts (--config.train.micro_batches=8). NVIDIA reports 59,961 tokens/s for one A100 at batch 32, so
-these 1.97e9 tokens take 9 hours. Here one H100 trains 293,600 tokens/s, 128 streams at a time
-(*measured*), so they take two hours (*arithmetic*).
+the recipe's 1.97e9 tokens take 9 hours. With txl_jax one H100 trains 293,600 tokens/s, 128 streams
+at a time (*measured*), so they take two hours (*arithmetic*).
 
 Dtype: bfloat16 (NVIDIA: float16) on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs
 with AVX512-BF16, else float32.

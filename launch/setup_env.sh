@@ -264,7 +264,7 @@ txl_install() { # installs the caller's $extras
   # Other extras stay recorded only if they were installed from these same files.
   others="$(grep -F "$key [" "$stamp" 2>/dev/null | grep -Ev "[[,]($forget)[],]" || true)"
   txl_run rm -f "$stamp"
-  if [[ -n "$drop" ]]; then # JAX takes one CUDA plugin
+  if [[ -n "$drop" ]]; then # JAX works with one CUDA plugin only
     txl_run "$TXL_PYTHON" -m pip --quiet uninstall --yes "jax-$drop-plugin" "jax-$drop-pjrt" >&2
   fi
   printf 'Installing txl_jax%s with the versions of launch/constraints.txt\n' "${extras:+[$extras]}" >&2

@@ -4,7 +4,7 @@
 def row_of(variant, rows):
     """Returns the row that a variant names, and whether it is the small version of the row.
 
-    A variant is ``ROW``, ``ROW-smoke``, or ``smoke`` or nothing, which name the first row.
+    A variant is ``ROW`` or ``ROW-smoke``; empty or ``smoke`` names the first row.
 
     Raises:
       ValueError: there is no such row; the message names all rows.

@@ -98,7 +98,7 @@ def log_softmax(x):
 def adaptive_nll(h, targets, ends, weights, biases, projections, cluster):
     """The formula that both programs have: tail i's logit is column ends[1] + i - 1 of the head.
 
-    ``projections`` are [d_i,D] or None, ``cluster`` weight and bias of the tails in the head.
+    ``projections`` are [d_i,D] or None. ``cluster`` has the tails' weight and bias in the head.
     """
     into = lambda h, p: h if p is None else h @ p.T
     head_weight = np.concatenate([weights[0], cluster[0]])

@@ -363,7 +363,7 @@ def test_a_path_that_is_no_regular_file_is_refused_and_never_opened(tmp_path, na
     ],
 )
 def test_a_link_to_nothing_is_not_an_absent_file(tmp_path, name, link):
-    """The test split would else be cut from train, or be the valid split, without a word."""
+    """Otherwise the test split would be cut from train, or be the valid split, with no message."""
     for split in ("train", "valid"):
         (tmp_path / f"{split}.txt").write_text("a line\n" * 100)
         np.save(tmp_path / f"{split}.npy", np.arange(100))

@@ -220,7 +220,7 @@ def test_a_warm_start_reads_so_many_tokens_before_each_stream_and_not_more(warm_
 
 
 def test_a_warm_start_beyond_the_text_reads_no_more_than_there_is():
-    """Five streams of 20 targets; the last one has 80 tokens before it, ten segments of 8."""
+    """Of five streams of 20 targets, the last has 80 tokens before it: ten segments of 8."""
     c = ProtocolConfig(batch_size=5, seg_len=8, mem_len=12, warm_start=20_000)
     scorer = Evaluator(CFG, c, TOKENS, mesh())
     assert len(list(scorer.batches)) == 10 + 3

@@ -47,7 +47,7 @@ class Recorded:
     def first_mems(self, model):
         mems = model.init_mems(self.meta["batch_size"], self.mem_len)
         given = self.under("init_mem/")
-        if given:  # as in TF: queries attend to zeros
+        if given:  # as in the TensorFlow code, queries attend to a first memory of zeros
             assert not any(state.any() for state in given.values())
             mems = mems.replace(filled=np.full_like(mems.filled, self.mem_len))
         return mems

@@ -118,7 +118,7 @@ def test_site_feed_forward_hidden():
     first, second, _ = draws(
         np.zeros_like(X), output=0.0, inner=0.0, inner_bias=1.0, outer=1.0, outer_bias=0.0
     )
-    added = (second - first)[(second - first) != 0]  # where the output's own mask kept it
+    added = (second - first)[(second - first) != 0]  # where the dropout of the output kept it
     counts = added * (1 - RATE) ** 2
     np.testing.assert_allclose(counts, np.round(counts), atol=1e-4)
     variance = 10 * RATE * (1 - RATE)

@@ -36,7 +36,7 @@ TRAINED: dict[str, dict] = {
 
 
 def sharded(function, n_rows):
-    """Compiles a function of variables and ``n_rows`` arrays whose rows four devices share."""
+    """Compiles a function of variables and ``n_rows`` arrays with rows split over four devices."""
     mesh = jax.make_mesh((DEVICES,), ("d",), (AxisType.Auto,), devices=jax.devices()[:DEVICES])
     rows = (P("d"),) * n_rows
     specs: Any = {"mesh": mesh, "in_specs": (P(), *rows), "out_specs": (P(), P("d"))}

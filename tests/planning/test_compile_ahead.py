@@ -607,7 +607,7 @@ def test_vocabularies_of_published_corpora_are_known():
     for data, size in sizes.items():
         assert known_vocab_size(data) == size
     exp = experiment(**{"data.name": "enwik8"})
-    assert with_vocab_size(exp).model.vocab_size == 50  # as in the config
+    assert with_vocab_size(exp).model.vocab_size == 50  # the size in the config is kept
     unsized = dataclasses.replace(exp, model=dataclasses.replace(exp.model, vocab_size=None))
     assert with_vocab_size(unsized).model.vocab_size == 204
 

@@ -85,7 +85,7 @@ def test_a_step_is_almost_orthogonal_and_has_adams_size():
     for name, kernel in moved["layer_0"]["feed_forward"].items():
         values = np.linalg.svd(kernel["kernel"], compute_uv=False) / (0.2 * 64**0.5)
         assert 0.6 < values.min() < values.max() < 1.3, name
-        # singular values end between 0.7 and 1.2; the entries' RMS is 0.2 times their RMS
+        # ``values`` are 0.7 to 1.2; the RMS of the entries is 0.2 times the RMS of ``values``
         assert 0.14 < np.sqrt(np.mean(kernel["kernel"] ** 2)) < 0.24
     # each projection of a layer is a matrix of its own
     for name in ("query", "key", "value", "position"):

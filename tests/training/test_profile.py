@@ -27,7 +27,7 @@ def calls(monkeypatch):
         ((2, 4), range(7), [0, 1, 2, "to run/tensorboard", 3, 4, "stop", 5, 6]),
         ((3, 5), range(0, 9, 2), [0, 2, 4, "to run/tensorboard", 6, "stop", 8]),
         ((0, 9), range(3), [0, "to run/tensorboard", 1, 2, "stop"]),  # the run ends early
-        ((1, 2), range(5, 7), [5, 6]),  # resumed after the profile
+        ((1, 2), range(5, 7), [5, 6]),  # resumed after the steps to trace
         (None, range(3), [0, 1, 2]),
     ],
 )

@@ -42,8 +42,8 @@ def refuse_arguments_of_core(names: Iterable[str]) -> None:
 class Actor(flax.struct.PyTreeNode):
     """Parameters and the memory that is projected with them: the carry of acting.
 
-    The two are one value, so no step uses a memory that other parameters projected. After an update
-    of the parameters, make a new actor with :meth:`start`. The actor is a pytree for ``jax.jit``,
+    They are kept together, so that no step uses a memory that was projected with older parameters.
+    After an update, make a new actor with :meth:`start`. It is a pytree for ``jax.jit``,
     ``jax.vmap`` and the carry of ``jax.lax.scan``, which updates it in place.
 
     Attributes:

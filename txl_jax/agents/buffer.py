@@ -73,8 +73,8 @@ class StateBuffer(flax.struct.PyTreeNode):
     def memory(self, mem_len: int | np.integer, before=None, rows=None) -> Memory:
         """Returns the memory of M slots before a step; only slots of the step's episode are real.
 
-        If the step begins an episode, the memory is that of the episode before. ``core`` ignores it
-        if its ``reset`` says so.
+        If the step begins an episode, the memory is that of the episode before. Then give ``core``
+        a ``reset`` that is True at this step, so that the model does not use this memory.
 
         Args:
           mem_len: M.
@@ -84,7 +84,7 @@ class StateBuffer(flax.struct.PyTreeNode):
 
         Raises:
           ValueError: M is greater than S, ``before`` is not from M to S, since the buffer has too
-            few slots before it, or a row does not exist. The values of traced arrays are clipped.
+            few slots before it, or a row does not exist. Under ``jit``, values are clipped instead.
         """
         mem_len, n_rows = size("mem_len", mem_len, 0), self.hidden.shape[1]
         if mem_len > self.steps:

@@ -65,7 +65,7 @@ def within(low: float, high: float, default: Any, also: str = "") -> Any:
 
 
 def minus_1_or_count(meaning: str, default: int | None, most: int) -> Any:
-    """Declares a field from 1 to ``most``, or -1 with a ``meaning``."""
+    """Declares a field from 1 to ``most``, or -1, which has a ``meaning`` of its own."""
     rule = f"must be -1 ({meaning}) or at least 1"
     return setting(default, rule, lambda v: v == -1 or v >= 1, most)
 

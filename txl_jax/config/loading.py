@@ -134,7 +134,7 @@ def _recipe_files() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _fresh_imports() -> Iterator[None]:
-    """Writes no ``__pycache__``, and removes the file's package from memory at the end."""
+    """Lets imports write no ``__pycache__``, and removes the modules from memory at the end."""
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     importlib.invalidate_caches()
     try:

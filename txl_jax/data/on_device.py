@@ -24,9 +24,9 @@ from txl_jax.data.streams import Streams
 class BatchPosition(flax.struct.PyTreeNode):
     """The position of a step's batch in the text."""
 
-    start: jax.Array | np.ndarray  # int32 [], the segment's first target in every stream, from 0
+    start: jax.Array | np.ndarray  # int32 [], index of the segment's first target in every stream
     n: jax.Array | np.ndarray  # int32 [], the segment's number of targets
-    shifts: jax.Array | np.ndarray  # int32 [B], each stream's first token in this epoch
+    shifts: jax.Array | np.ndarray  # int32 [B], index of each stream's first token in this epoch
     reset_memory: jax.Array | np.ndarray  # bool [], whether memory is emptied first
 
 

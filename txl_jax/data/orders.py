@@ -73,7 +73,7 @@ class ShuffledSentences(InOrder):
 
     def _places_of_row(self, epoch: int, row: int, place: np.ndarray) -> np.ndarray:
         order, begins, ends = self._order(epoch, row)
-        size = int(ends[-1])  # where the ``<S>`` after the last sentence is
+        size = int(ends[-1])  # the place of the ``<S>`` after the last sentence
         found = np.clip(place, 0, size)
         start, stop = max(int(place[0]), 0), min(int(place[-1]) + 1, size)
         at = int(np.searchsorted(ends, start, side="right"))

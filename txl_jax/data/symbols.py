@@ -37,7 +37,7 @@ def readable(kind: str, symbol: str) -> str:
 def check_ids(name: str, tokens: np.ndarray, vocab_size: int | None) -> None:
     """Raises DataError with the first position of an id that is not from 0 to V-1.
 
-    Without V, ids must fit int32.
+    If ``vocab_size`` (V) is ``None``, every id must fit into int32.
     """
     why = f"the vocabulary has {vocab_size} symbols"
     if vocab_size is None:

@@ -293,7 +293,7 @@ def _programs(
 ) -> _Programs:
     """Returns the programs of all evaluators with these settings, so that each compiles once.
 
-    They hold no parameters and no text. ``own_temperature``: temperature 1, no division of logits.
+    They hold no parameters and no text. With ``own_temperature`` (1) logits are not divided.
     """
     model, place = TransformerXL(cfg, mesh), Shardings(mesh)
     rows, mems, whole = place.rows(), memory_shardings(place), place.replicated()

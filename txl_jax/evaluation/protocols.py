@@ -88,7 +88,7 @@ def describe_targets(protocol: ProtocolConfig) -> str:
 
 
 def is_part(description: str) -> bool:
-    """Tells whether a description of a protocol or its targets is for only a part of a split."""
+    """Tells whether a described protocol scores only a part of its split."""
     return re.search(r"first \d+ segments? only", description) is not None
 
 

@@ -268,9 +268,9 @@ def _extend(
 
 
 def _extend_on_bits(step: Callable, params, state: DecodeState, *args):
-    """Computes :func:`_extend` with bfloat16 arrays in the form that a CPU reads fast.
+    """Computes :func:`_extend` with bfloat16 arrays in a form that a CPU reads fast.
 
-    The loop keeps these arrays as integers, and keys and vectors of distances [...,K,H] transposed.
+    The loop keeps them as uint16 bits, and transposes keys and vectors of distances [...,K,H].
     """
 
     def on_bits(params, token, past):

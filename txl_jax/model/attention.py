@@ -119,7 +119,7 @@ class Attention(nn.Module):
             gathered = unprojected.attend(q, past, present, p, mask)
         else:
             both: Any = zip(past, present, strict=True)
-            if train and c.dropout_qkv:  # one mask for the keys of memory and segment
+            if train and c.dropout_qkv:  # one dropout mask over memory and segment
                 both = (self.drop_heads(jnp.concatenate(x, axis=2), train) for x in both)
             k, val = both
             key = self.make_rng("dropout") if train and c.dropatt else None

@@ -24,7 +24,7 @@ def with_derivatives(forward: Callable, tangent: Callable, gradient: Callable) -
     ``jax.shard_map`` all arrays vary over the same axes when the given functions are called.
 
     The given functions compute products at the precision that JAX uses where the returned function
-    is called. JAX calls ``tangent`` and ``gradient`` later, maybe outside this precision's context.
+    is called. JAX calls ``tangent`` and ``gradient`` later, when another precision may be set.
 
     Args:
       forward: (static, inputs, constants) -> (outputs, saved arrays for the derivatives).

@@ -43,9 +43,9 @@ def layer_flops(c: TransformerXLConfig, p: Sizes, rows: int, cached: bool = Fals
 def vocabulary_flops(c: TransformerXLConfig, p: Sizes, rows: int, sampled: bool = False) -> float:
     """Returns a forward pass's operations in embedding and softmax; V must be known.
 
-    In addition to :func:`score_flops`, projections need 2 d_i D per row for each cluster i, and a
-    mixture 2 K D (d + 1) per row for latents and prior. ``sampled`` means training, where
-    ``sample_softmax`` compares with fewer words.
+    To :func:`score_flops` the projections of cluster i add 2 d_i D per input and per target. For a
+    target of a mixture, latents and prior add 2 K D (d + 1) instead. ``sampled`` means training,
+    where ``sample_softmax`` compares with fewer words.
     """
     scored, positions = rows * p.seg_len, rows * (p.context_len + p.seg_len)
     if sampled and c.sample_softmax:  # one table of width D: 2n drawn words, and the target
@@ -64,9 +64,9 @@ def vocabulary_flops(c: TransformerXLConfig, p: Sizes, rows: int, sampled: bool 
 def score_flops(c: TransformerXLConfig, p: Sizes, rows: int) -> float:
     """Returns a forward pass's operations in the scores of words.
 
-    A row needs 2 d_i for each word of cluster i that it is compared with. Every row is compared
-    with the head, and with a tail in proportion to the tail's share of words by Zipf's law. A
-    mixture needs K times as many.
+    A target needs 2 d_i for each word of cluster i that it is compared with. Every target is
+    compared with the head, and with a tail in proportion to the tail's share of words by Zipf's
+    law. A mixture of K softmaxes needs K times as many operations.
     """
     total, parts = 0.0, clusters(c)
     for i, part in enumerate(parts):

@@ -28,9 +28,9 @@ def resolved(c: TransformerXLConfig, mesh: Mesh | None) -> TransformerXLConfig:
 
     ``dtype`` is bfloat16 on TPUs and on GPUs and CPUs that are faster with it, else float32.
     ``scan_layers`` is True on TPUs, whose compiler takes minutes without a loop over layers.
-    Elsewhere a loop only copies what the gradient needs into arrays of all layers and back. But
-    without a loop, XLA for GPUs (of jaxlib 0.10.2) refuses products of bfloat16 states whose width
-    is no multiple of 4, such as 410, if model/products.py does not pad them.
+    On GPUs it is True if the width is no multiple of 4, such as 410, and model/products.py does not
+    pad it: without a loop, XLA (jaxlib 0.10.2) refuses such products in bfloat16. Elsewhere it is
+    False, since a loop only copies what the gradient needs into arrays of all layers and back.
     """
     platform, dtype, scan_layers = platform_of(mesh), c.dtype, c.scan_layers
     on_tpu = platform == "tpu"

@@ -17,7 +17,7 @@ from txl_jax.parallel.platforms import platform_of
 def product(x: jax.Array, matrix: jax.Array, mesh: Mesh | None, padded: bool = False) -> jax.Array:
     """Returns the product of rows x [S,D] with a matrix [D,E], [S,E].
 
-    If ``padded``, the rows of the result may end with zeros, and those of x always may.
+    The rows of x may end with padding zeros. If ``padded``, those of the result may too.
 
     On a GPU a single row is computed as two equal ones. XLA for GPUs writes the products of a
     single row with each column to memory before it adds them, so it moves four times the bytes of

@@ -117,7 +117,7 @@ def relative_attention(
         _check_mesh(mesh, b, n, implementation in FUSED)
     if b == 0 or t == 0:
         return jnp.zeros_like(q)
-    if lengths is not None:  # a weight of 0 does not hide NaN
+    if lengths is not None:  # a weight of 0 does not hide NaN in the padding
         is_real = (jnp.arange(n_keys) < mem_len + real[:, None])[:, :, None, None]
         own = is_real[:, mem_len:]
         q, k, v = _kept(own, q), _kept(is_real, k), _kept(is_real, v)

@@ -132,13 +132,13 @@ def _ages(slots: Ring) -> jax.Array:
 #     query 0   05 04 03 02 01 00      ->    query 0  01 04 03 02
 #     query 1   15 14 13 12 11 10            query 1  12 15 14 13
 #
-# In the flattened array, the entry of query i and the p-th oldest key has the index
-# i (R+T-1) + T - 1 + p: here 04 has the index 1, and 15 the index 6. So rows of R + T - 1 entries
-# that start T - 1 later have the keys in order (see positions.py).
+# In the flattened scores, the entry of query i and key p, counted from the oldest, has the index
+# i (R+T-1) + T - 1 + p: here 04 has the index 1, and 15 the index 6. So the flattened scores from
+# index T - 1 on, cut into rows of R + T - 1, have each query's keys in order (see positions.py).
 
 
 def _by_slot(x: jax.Array, oldest: jax.Array, r: int) -> jax.Array:
-    """Reorders scores by distance [..., 1+T+1, R+T] to scores by slot [..., T, R]."""
+    """Reorders padded scores by distance [..., 1+T+1, R+T] to scores by slot [..., T, R]."""
     *lead, rows, k = x.shape
     t, flat = rows - 2, x.reshape(*lead, rows * k)
 

@@ -5,8 +5,8 @@ A memory state s has the key W_k s and the value W_v s. Scores and sums can be r
     q.(W_k s) = (W_k^T q).s                sum_j a_j (W_v s_j) = W_v (sum_j a_j s_j)
 
 So the T queries and their T sums are projected instead of the M states. Per stream, that takes
-4 M T N D operations in place of 4 M D N H: T / H of them. An agent that takes one step with
-H = 64 needs a 64th.
+4 M T N D operations instead of 4 M D N H, which is T / H times as many. An agent that takes one
+step with H = 64 needs 1/64 of the operations.
 """
 
 from typing import NamedTuple

@@ -90,8 +90,8 @@ def order_collectives(many_processes: bool) -> None:
 
     Call this before JAX starts its devices. By default, XLA may start independent collectives in
     different orders on different CPU devices, which then wait until XLA aborts after 40 seconds.
-    The flag is set in ``XLA_FLAGS``, because a program from the compilation cache ignores its own
-    compiler options. If the user has set the flag, it is kept.
+    The flag is set in ``XLA_FLAGS``, because a compiler option of a single program has no effect on
+    a program that comes from the compilation cache. If the user has set the flag, it is kept.
     """
     flags, settings = os.environ.get("XLA_FLAGS", ""), jax.config.values
     several = (

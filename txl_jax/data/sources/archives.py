@@ -96,7 +96,7 @@ def _tar_members(archive: Path) -> Iterator[Member]:
     with tarfile.open(archive) as tar:
         for member in filter(tarfile.TarInfo.isfile, tar):
             yield member.name, functools.partial(tar.extractfile, member)
-        rest: Any = tar.fileobj  # its end has the checksum of a compressed archive
+        rest: Any = tar.fileobj  # a compressed archive has its checksum at the end
         while block := rest.read(1 << 20):
             if block.strip(b"\0"):  # a damaged header hides the members after it
                 raise tarfile.ReadError("a header in it is damaged")

@@ -30,7 +30,7 @@ def precision_of(dtype: Any) -> lax.Precision:
     """Returns the precision of the kernel's products: JAX's own where factors are float32.
 
     Mosaic multiplies in one bfloat16 pass or in float32, the latter only for float32 factors.
-    Products of other factors are exact in one pass.
+    One pass computes products of bfloat16 factors exactly.
     """
     exact = dtype == jnp.float32 and bfloat16_passes() > 1
     return lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT
