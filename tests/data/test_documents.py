@@ -466,6 +466,29 @@ def test_generation_ends_at_a_separator_and_forgets_what_is_before_one():
     assert trained.generate("", length=1, mem_len=8)[0].ids[0] == 0
 
 
+def test_a_separator_is_a_symbol_of_the_model_whatever_is_beside_the_array(tmp_path, capsys):
+    split, symbols = documents(shared=True), ["end of song", *map(str, range(1, V))]
+    for name in ("own", "bare", "other"):
+        (tmp_path / name).mkdir()
+        save(tmp_path / name / "ids.npy", split.ids)
+    (tmp_path / "own" / "symbols.json").write_text(json.dumps(symbols))
+    (tmp_path / "other" / "symbols.json").write_text(json.dumps(symbols[::-1]))
+    data = {"document_separator": "end of song", "path": str(tmp_path / "own" / "ids.npy")}
+    trained = dataclasses.replace(tiny_trained(**data), vocab=Vocab.from_ids(V, symbols))
+    assert trained.generate("", length=1, mem_len=8)[0].ids[0] == 0
+    own, bare = (
+        trained.evaluate("train", {"path": tmp_path / name}, batch_size=1, seg_len=5, mem_len=5)
+        for name in ("own", "bare")
+    )
+    assert (own.value, own.documents) == (bare.value, bare.documents)
+    settings = {"score.path": str(tmp_path / "bare" / "ids.npy"), "score.seg_len": 5}
+    any_text.run(with_settings(trained, txl_jax.config.override(trained.config, settings)), "x")
+    assert len(capsys.readouterr().out.splitlines()) == len(split)
+    fault = r"symbols.json: id 0 is '12' here and 'end of song' in the model's vocabulary"
+    with pytest.raises(DataError, match=fault):
+        trained.evaluate("train", {"path": tmp_path / "other"})
+
+
 def test_arrays_are_scored_document_by_document(tmp_path, capsys):
     path, split = save_documents(tmp_path)
     settings = {"score.path": str(path), "score.mem_len": 15, "score.seg_len": 5}

@@ -164,7 +164,8 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
 
 def _token_corpus(data: DataConfig, vocab: Vocab | None) -> Corpus:
     """Returns a corpus of the user's own arrays, with ``vocab`` or a vocabulary of their own."""
-    found = tokens.find(data, data_folder(data.cache_dir))
+    symbols = None if vocab is None else vocab.symbols
+    found = tokens.find(data, data_folder(data.cache_dir), symbols)
     sizes = {split: len(flat_tokens(found.splits[split])) for split in SPLITS}
     if vocab is None:
         vocab = found.vocab(data.vocab_size)
@@ -172,7 +173,7 @@ def _token_corpus(data: DataConfig, vocab: Vocab | None) -> Corpus:
         about = f"{counts} tokens (train / valid / test), {len(vocab):,} ids"
         print_once(f"{found.label}: {about}", sys.stderr)
     else:
-        found.largest_id(len(vocab))
+        found.check(vocab)
     info = {
         "tokens": sizes,
         "published": False,

@@ -331,6 +331,8 @@ def separator_ids(vocab: Vocab, separator: str | None) -> np.ndarray:
     """Returns the ids of ``data.document_separator``, integers [k]; k is 0 for ``None``."""
     if separator is None:
         return np.zeros(0, vocab.dtype)
+    if vocab.kind == "id" and separator in vocab.symbols:  # perhaps with white space in it
+        return np.array([vocab.symbols.index(separator)], vocab.dtype)
     return encode_text(vocab, separator, "data.document_separator")
 
 

@@ -63,8 +63,9 @@ def run(trained: TrainedModel, workdir: str) -> str:
         named = f"config key score.json = {shown_path(str(c.json))!r}"
         raise ConfigError(f"{named}: is also the file of score.path; name another file")
     if trained.vocab.kind == "id" and c.path.lower().endswith(SUFFIXES):
-        size, path = len(trained.vocab), existing_path(c.path, data_folder(), "score.path")
-        score = score_documents(trained, read_documents(path, trained.config.data, size))
+        path, symbols = existing_path(c.path, data_folder(), "score.path"), trained.vocab.symbols
+        found = read_documents(path, trained.config.data, len(symbols), symbols)
+        score = score_documents(trained, found)
     else:
         name = "standard input" if c.path == "-" else shown_path(c.path)
         if (end := os.path.splitext(name)[1].lower()) in READERS:

@@ -94,11 +94,24 @@ class TokenFiles:
         """Returns the largest id; raises DataError with file and offset for one outside of V."""
         return max(_largest_id(flat_tokens(split), vocab_size) for split in self.files.values())
 
+    def check(self, vocab: Vocab) -> None:
+        """Raises DataError if ids or their symbols do not fit the vocabulary of a model."""
+        self.largest_id(len(vocab))
+        path, symbols = symbols_in(self.folder)
+        if vocab.symbols == [str(n) for n in range(len(vocab))]:  # the model knows no symbols
+            return
+        for n, (own, of_model) in enumerate(zip(symbols or (), vocab.symbols, strict=False)):
+            if own != of_model:
+                fault = f"id {n} is {own!r} here and {of_model!r} in the model's vocabulary"
+                fix = "write arrays with the ids of the model, and its symbols beside them"
+                raise DataError(f"{path}: {fault}; {fix}")
 
-def find(data: DataConfig, cache: Path) -> TokenFiles:
+
+def find(data: DataConfig, cache: Path, symbols: Sequence[str] | None = None) -> TokenFiles:
     """Finds the arrays that ``data.path`` names, or raises DataError.
 
-    Only files that are documents are copied, into one array in the ``cache``.
+    Only files that are documents are copied, into one array in the ``cache``. ``symbols`` are those
+    of a model, or ``None`` for those beside the files; a separator may be one of them.
     """
     if data.path is None:
         raise DataError("data.name = 'tokens': needs data.path, a .npy or .bin file or a folder")
@@ -109,7 +122,8 @@ def find(data: DataConfig, cache: Path) -> TokenFiles:
         [(name, path)] = arrays.items()  # the folder may also have its symbols or starts
         where = os.path.join(where, name)
     if path.is_file():
-        return _cut(_with_documents(open_tokens(path, data), data), path.parent, where, data)
+        tokens = _with_documents(open_tokens(path, data), data, symbols)
+        return _cut(tokens, path.parent, where, data)
     sizes = {name: file.stat().st_size for name, file in arrays.items()}
     named, rest = arrange(sizes, where, lambda name: os.path.splitext(name)[0])
     report(where, named, rest, sizes)
@@ -117,7 +131,7 @@ def find(data: DataConfig, cache: Path) -> TokenFiles:
     for split, names in named.items():
         parts = [arrays[name] for name in names]
         if split and len(parts) == 1:
-            files[split] = _with_documents(open_tokens(parts[0], data), data)
+            files[split] = _with_documents(open_tokens(parts[0], data), data, symbols)
         else:
             files[split] = joined(parts, data, cache)
     if "" in files:
@@ -138,20 +152,24 @@ def _arrays(folder: Path) -> dict[str, Path]:
     raise DataError(f"{folder}: there is no *.npy and no *.bin file in this folder")
 
 
-def read_documents(path: Path, data: DataConfig, vocab_size: int) -> list[np.ndarray]:
+def read_documents(
+    path: Path, data: DataConfig, vocab_size: int, symbols: Sequence[str] | None = None
+) -> list[np.ndarray]:
     """Returns a file's documents, or all its ids as one; raises DataError for an id outside V.
 
-    A file of starts takes the place of ``data.document_separator``.
+    A file of starts takes the place of ``data.document_separator``. ``symbols`` as in :func:`find`.
     """
     tokens = open_tokens(path, data)
     if source.is_file(path.with_suffix(STARTS)):
         data = dataclasses.replace(data, document_separator=None)
     _largest_id(tokens, vocab_size)
-    found = _with_documents(tokens, data)
+    found = _with_documents(tokens, data, symbols)
     return list(found) if isinstance(found, Pieces) else [np.asarray(found)]
 
 
-def _with_documents(tokens: np.memmap, data: DataConfig) -> np.memmap | Pieces:
+def _with_documents(
+    tokens: np.memmap, data: DataConfig, symbols: Sequence[str] | None
+) -> np.memmap | Pieces:
     """Returns an array, as documents if it has a separator or a file of starts."""
     path = Path(str(tokens.filename))
     beside, separator = path.with_suffix(STARTS), data.document_separator
@@ -160,7 +178,8 @@ def _with_documents(tokens: np.memmap, data: DataConfig) -> np.memmap | Pieces:
         fault = f"the file {beside} gives the starts of documents too; remove it"
         raise DataError(f"data.document_separator = {separator!r}: {fault}, or leave the key out")
     if separator is not None:
-        return separated(tokens, _separator_id(separator, path.parent), str(path))
+        known = symbols_in(path.parent)[1] if symbols is None else symbols
+        return separated(tokens, _separator_id(separator, known or []), str(path))
     if not has_starts:
         return tokens
     starts = _open_npy(beside)
@@ -168,8 +187,7 @@ def _with_documents(tokens: np.memmap, data: DataConfig) -> np.memmap | Pieces:
     return Pieces(tokens, starts.astype(np.int64), data.cross_documents)
 
 
-def _separator_id(separator: str, folder: Path) -> int:
-    known = symbols_in(folder)[1] or []
+def _separator_id(separator: str, known: Sequence[str]) -> int:
     if separator in known:
         return known.index(separator)
     if not (separator.isascii() and separator.isdigit() and len(separator) < 19):
