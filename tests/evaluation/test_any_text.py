@@ -21,7 +21,8 @@ from txl_jax.evaluation import any_text
 from txl_jax.model.transformer_xl import TransformerXL
 
 WHY = "the tokens do not determine the bytes of the text"
-NO_BITS = f"note: no bits per byte: {WHY}"
+WHY_NOT = f"no bits per byte: {WHY}"
+NO_BITS = f"note: {WHY_NOT}"
 
 FORMS: dict[str, dict] = {
     "relative": {},
@@ -191,6 +192,17 @@ LOWER = "note: the vocabulary has no capital letters: the text is scored in lowe
 )
 def test_what_encoding_changes_in_a_text_is_noted(vocab, text, expected, has_bits):
     assert notes(vocab, text) == (expected, has_bits)
+
+
+def test_ids_have_the_bits_per_byte_and_the_notes_of_their_own_text():
+    vocab, raw = Vocab.all_bytes(), "é\udcff".encode("utf-8", "surrogateescape")
+    halves = [np.frombuffer(part, np.uint8) for part in (raw[:1], raw[1:])]
+    score = any_text.text_score(vocab, halves, halves, [np.ones(len(ids)) for ids in halves])
+    assert score.bits_per_byte == pytest.approx(1 / math.log(2))
+    assert (score.notes, [line.text for line in score.lines]) == ((), ["\ufffd", "\ufffd\ufffd"])
+    words = Vocab.from_words(["a b <unk>\n"])
+    lines = [words.encode("a <unk>"), words.encode("<unk> b")]
+    assert any_text.text_score(words, lines, lines, [np.ones(2)] * 2).notes == (WHY_NOT,)
 
 
 def test_bytes_are_written_as_characters_or_escaped_and_any_output_can_show_them(monkeypatch):

@@ -167,6 +167,9 @@ def test_a_prompt_that_ends_inside_a_character_is_continued_with_that_character(
     anything = {"valid_text": False}
     (row,) = scripted(monkeypatch, Vocab.all_bytes(), [prompt], [made], size, **anything)
     assert row.text == "€uro\ufffd"
+    ids = np.frombuffer(prompt.encode("utf-8", "surrogateescape"), np.uint8)
+    (row,) = scripted(monkeypatch, Vocab.all_bytes(), [ids], [made], size)
+    assert (row.prompt, row.text) == ("a\ufffd", "€uro")
 
 
 @pytest.mark.parametrize("kind", ["byte", "char"])

@@ -27,6 +27,7 @@ from txl_jax.checkpoint.workdir_files import check_file
 from txl_jax.config import ConfigError, ScoreConfig, TransformerXLConfig
 from txl_jax.config.folders import data_folder
 from txl_jax.data.batch import Batch, make_batch
+from txl_jax.data.codecs import as_bytes
 from txl_jax.data.errors import DataError
 from txl_jax.data.pieces import ended_at, separator_ends
 from txl_jax.data.rows import separate_rows
@@ -156,8 +157,7 @@ def score_any_text(
     separator = separator_ids(vocab, exp.data.document_separator)
     before = separator[-1:] if len(separator) else line_end(vocab)
     losses = score_lines(exp.model, trained.params, ids, before, exp.score, separator)
-    texts = [line if isinstance(line, str) else vocab.decode(line) for line in lines]
-    return text_score(vocab, texts, ids, losses, rounding(exp.model, None))
+    return text_score(vocab, lines, ids, losses, rounding(exp.model, None))
 
 
 def score_documents(trained: TrainedModel, documents: Sequence[np.ndarray]) -> "TextScore":
@@ -170,8 +170,7 @@ def score_documents(trained: TrainedModel, documents: Sequence[np.ndarray]) -> "
         raise DataError("score.path: no document has two tokens or more; name a longer array")
     losses = score_texts(exp.model, trained.params, documents, exp.score)
     targets = [document[1:] for document in documents]
-    texts = [vocab.decode(row) for row in targets]
-    return text_score(vocab, texts, targets, losses, rounding(exp.model, None))
+    return text_score(vocab, targets, targets, losses, rounding(exp.model, None))
 
 
 def encode_lines(vocab: Vocab, lines: Sequence[Text], name: str) -> list[np.ndarray]:
@@ -292,7 +291,7 @@ def count_unknown(vocab: Vocab, ids: np.ndarray) -> int:
 
 def text_score(
     vocab: Vocab,
-    lines: Sequence[str],
+    lines: Sequence[Text],
     ids: Sequence[np.ndarray],
     losses: Sequence[np.ndarray],
     computed_in: str = "",
@@ -302,26 +301,29 @@ def text_score(
     ``computed_in`` is the model's arithmetic if it is not float32.
     """
     total = math.fsum(math.fsum(nll.tolist()) for nll in losses)
-    tokens, text, unit = np.concatenate(ids), "".join(lines), vocab.unit
-    unknown, raw, notes = count_unknown(vocab, tokens), text.encode("utf-8", "surrogateescape"), []
-    words = (text.lower() if vocab.lower_case else text).split()
+    texts = [line if isinstance(line, str) else vocab.decode(line) for line in lines]
+    tokens, text, unit = np.concatenate(ids), "".join(texts), vocab.unit
+    unknown, notes, lower = count_unknown(vocab, tokens), list[str](), vocab.lower_case
+    words = [word for line in texts for word in (line.lower() if lower else line).split()]
     if new := unknown - words.count(vocab.unknown or ""):
         count = "1 word is" if new == 1 else f"{new:,} words are"
         notes.append(f"{count} not in the vocabulary and scored as {vocab.unknown}")
-    if vocab.lower_case and text != text.lower():
+    if lower and text != text.lower():
         notes.append("the vocabulary has no capital letters: the text is scored in lower case")
     if vocab.kind == "byte" and "\n" in text and len(vocab.encode("\n")) == 0:
         notes.append("the vocabulary has no newline: line ends are left out")
     before = line_end(vocab) if vocab.kind == "sentence" else tokens[:0]
     per_byte: float | None = None
     if vocab.kind != "id":  # ids stand for no bytes
+        bytes_of = lambda x: as_bytes(x) if isinstance(x, str) else vocab.decode_bytes(x)
+        raw = b"".join(map(bytes_of, lines))
         if vocab.decode_bytes(np.concatenate([before, tokens])) == raw:
             per_byte = total / math.log(2) / len(raw)
         else:
             notes.append("no bits per byte: the tokens do not determine the bytes of the text")
     readable_symbols = lambda row: tuple(readable(vocab.kind, vocab.symbols[i]) for i in row)
     notes += [f"computed in {computed_in}"] if computed_in else []
-    rows = zip(lines, ids, losses, strict=True)
+    rows = zip(texts, ids, losses, strict=True)
     scored = tuple(LineScore(text, row, nll, readable_symbols(row)) for text, row, nll in rows)
     value, size = in_unit(total / len(tokens), unit), (len(tokens), unknown)
     return TextScore(scored, total, *size, unit, value, per_byte, tuple(notes), vocab.unknown)

@@ -179,11 +179,13 @@ def continuations(
 def prompt_text(vocab: Vocab, prompt: Text) -> str:
     """Returns the text of a prompt without the bytes of an incomplete last character.
 
-    Bytes that are not UTF-8 are written with ``surrogateescape``.
+    Other bytes that are not UTF-8 are written with ``surrogateescape``, and those of ids as U+FFFD.
     """
-    text = prompt if isinstance(prompt, str) else vocab.decode(prompt)
-    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-    return decoder.decode(text.encode("utf-8", "surrogateescape"))
+    if isinstance(prompt, str):
+        raw, errors = prompt.encode("utf-8", "surrogateescape"), "surrogateescape"
+    else:
+        raw, errors = vocab.decode_bytes(prompt), "replace"
+    return codecs.getincrementaldecoder("utf-8")(errors).decode(raw)
 
 
 def printable(text: str) -> str:
