@@ -363,6 +363,16 @@ def test_a_separator_of_a_text_gives_documents(tmp_path, vocab):
         )
 
 
+def test_a_separator_that_is_no_word_of_the_text_is_refused(tmp_path):
+    (tmp_path / "x.txt").write_text("a b <unk> c.<end>\nb a c <unk>.<end>\n" * 60)
+    given = {"vocab": "word", "cache_dir": tmp_path / "c"}
+    fault = r"data.document_separator = '<end>': has a word that is not in the vocabulary"
+    with pytest.raises(DataError, match=rf"^{fault} \(<unk>\); write it between spaces"):
+        load_corpus("text", tmp_path / "x.txt", document_separator="<end>", **given)
+    (tmp_path / "x.txt").write_text("a <unk> b\n" * 60)
+    assert load_corpus("text", tmp_path / "x.txt", document_separator="<unk>", **given).train.shared
+
+
 def test_two_separators_share_no_token(tmp_path):
     (tmp_path / "x.txt").write_text("ab\n\n\ncd\n\n\n\nef\n\n" * 40)
     given = {"document_separator": "\n\n", "cache_dir": tmp_path / "c"}
