@@ -122,6 +122,21 @@ def test_a_failed_run_is_named_and_the_others_are_trained(folder, capsys):
 
 
 @pytest.mark.integration
+def test_a_validation_that_is_not_finite_counts_for_no_run(folder, capsys):
+    losses = lambda exp: None if exp.loss.ar else loss_of(exp)  # as stored in metrics.jsonl
+    found = sweep_mode.run(experiment(folder), str(folder / "s"), fake_train(losses))
+    assert set(found.failed.values()) == {"no validation loss is finite"}
+    assert [len(row.values) for row in found.rows] == [2, 2, 0, 0]
+    told = "learning_rate=0.001-ar=0.5/seed_1: no validation loss is finite"
+    assert told in capsys.readouterr().err
+    worse = {"kind": "valid", "step": 2, "loss": None, "bpc": None}
+    with (tiny_runs.pathlib.Path(found.rows[0].workdirs[0]) / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(worse) + "\n")
+    again = sweep_mode.run(experiment(folder), str(folder / "s"), fake_train(losses))
+    assert again.rows[0].values == found.rows[0].values
+
+
+@pytest.mark.integration
 def test_an_interruption_ends_the_sweep_and_the_same_call_goes_on(folder):
     left = 3
 

@@ -8,7 +8,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from txl_jax.analysis.results import AnalysisError, new_figure, show_share, write_results
@@ -95,14 +95,16 @@ def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any] = 
                 raise  # other processes wait for this one
             failed[folder] = one_line(error)
             say(f"failed: {shown_path(folder)}: {failed[folder]}")
-    scores = {folder: validations(folder) for _, folder in pairs if folder not in failed}
-    units = {u for found in scores.values() for r in found.values() for u in UNIT_NAMES if u in r}
+    scores = {w: _finite(validations(w).values()) for _, w in pairs if w not in failed}
+    for folder in (w for w, found in scores.items() if not found):
+        failed[folder] = "no validation loss is finite"
+        processes.print_once(f"failed: {shown_path(folder)}: {failed[folder]}", sys.stderr)
+    units = {unit for found in scores.values() for unit, _ in found}
     if not units:
         raise AnalysisError(f"every run failed: {next(iter(failed.values()), 'no validation')}")
     rows, (unit,) = [], units  # one text has one unit
     for name, settings, runs in cells:
-        lowest = lambda w: min(r[unit] for r in scores[w].values())
-        best = sorted((lowest(w), w) for _, w in runs if scores.get(w))
+        best = sorted((min(scores[w])[1], w) for _, w in runs if scores.get(w))
         values, folders = [value for value, _ in best], [folder for _, folder in best]
         mean = sum(values) / len(values) if values else float("nan")
         rows.append(SweepRow(name, settings, folders, values, mean))
@@ -115,6 +117,12 @@ def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any] = 
     if processes.is_process_zero():
         write_results(workdir, str(sweep), files)
     return sweep
+
+
+def _finite(found: Iterable[Mapping[str, Any]]) -> list[tuple[Unit, float]]:
+    """Returns unit and value of each validation; a value that is not finite is stored as null."""
+    values = [(unit, one.get(unit)) for one in found for unit in UNIT_NAMES]
+    return [(unit, value) for unit, value in values if value is not None]
 
 
 def _check_validation(pairs: list[tuple[ExperimentConfig, str]]) -> None:
