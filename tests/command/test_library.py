@@ -100,6 +100,20 @@ def test_an_evaluation_that_is_repeated_is_kept_once_and_another_one_too(trained
     assert dtypes == ["float32", "bfloat16"]
 
 
+@pytest.mark.integration
+def test_a_loss_that_is_not_finite_is_null_in_every_file(trained, tmp_path, capsys):
+    huge = dataclasses.replace(trained, params=jax.tree.map(lambda x: x * np.inf, trained.params))
+    tiny_runs.evaluate(huge, corpus_from_config(trained.config.data), tmp_path)
+    write_continuations(with_settings(huge, "generate", **SETTINGS), str(tmp_path))
+    (tmp_path / "x.txt").write_text("the cat\n")
+    settings = {"path": str(tmp_path / "x.txt"), "json": str(tmp_path / "scores.jsonl")}
+    score_mode.run(with_settings(huge, "score", **settings), str(tmp_path))
+    for name in ("evaluation.json", "evaluations.jsonl", "samples.jsonl", "scores.jsonl"):
+        text = (tmp_path / name).read_text()
+        assert "null" in text
+        assert "NaN" not in text, name
+
+
 def checkpointed(trained):
     """Returns the model rebuilt with the settings of its config, as the modes rebuild it."""
     return trained_model.with_settings(trained, trained.config)

@@ -48,6 +48,7 @@ from txl_jax.parallel.compile_cache import compiled_rows
 from txl_jax.parallel.device_memory import Checked, Work, check_arrays
 from txl_jax.paths import path as opened_path
 from txl_jax.progress import work_bar
+from txl_jax.records import plain
 from txl_jax.standard_streams import say
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
@@ -79,7 +80,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
         score = score_any_text(trained, lines, name, f"name another file with {other}")
     say(score)
     rows = [line_record(trained.vocab, n, line, c) for n, line in enumerate(score.lines, 1)]
-    _write(rows, c.json)
+    _write(plain(rows), c.json)
     return ""
 
 

@@ -35,8 +35,8 @@ def write_evaluation(result: Evaluation, workdir: str) -> None:
     """
     if is_process_zero():
         print(result, flush=True)
-        write_json(os.path.join(workdir, "evaluation.json"), result.record)
         kept, record = os.path.join(workdir, "evaluations.jsonl"), plain(result.record)
+        write_json(os.path.join(workdir, "evaluation.json"), record)
         before = read_counted(kept, is_evaluation)[0] if path(kept).exists() else []
         if list(map(_scores, before[-1:])) != [_scores(record)]:
             append(kept, record)

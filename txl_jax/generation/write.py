@@ -20,7 +20,7 @@ from txl_jax.files import atomic_write
 from txl_jax.generation.prompts import check_length, prompt_key, read_prompts
 from txl_jax.generation.sampling import Sampling
 from txl_jax.generation.text import Continuation, continuations, printable, prompt_text
-from txl_jax.records import append_new
+from txl_jax.records import append_new, plain
 from txl_jax.standard_streams import say
 from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
@@ -60,7 +60,7 @@ def write_continuations(
             if rows is None:
                 return
             about = {"step": trained.step, "settings": settings}
-            records = [{**row.to_json(), **about} for row in rows]
+            records = [plain({**row.to_json(), **about}) for row in rows]
             append_new(os.path.join(workdir, "samples.jsonl"), records)
             for n, (row, record) in enumerate(zip(rows, records, strict=True)):
                 text = row.prompt + formatted(row.text, c)
