@@ -212,6 +212,14 @@ def test_context_that_is_read_again_ends_where_a_document_begins():
     np.testing.assert_allclose(result.loss, expected / split.n_targets, rtol=1e-5)
 
 
+def test_the_protocol_of_documents_names_no_start_that_has_no_effect(tmp_path):
+    path, _ = save_documents(tmp_path)
+    trained, sizes = tiny_trained(path=str(path)), {"batch_size": 2, "seg_len": 5, "mem_len": 5}
+    starts: Any = ({}, {"warm_start": 9}, {"first_memory": "zeros"})
+    results = [trained.evaluate("train", **sizes, **start) for start in starts]
+    assert len({(result.value, result.protocol) for result in results}) == 1
+
+
 def test_an_analysis_says_once_that_it_reads_documents_as_one_text(capsys):
     split = documents()
     _note_running_text.cache_clear()

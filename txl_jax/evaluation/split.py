@@ -1,5 +1,6 @@
 """Scores a trained model under several protocols, its averaged parameters, and baselines."""
 
+import dataclasses
 import math
 import os
 import sys
@@ -99,7 +100,9 @@ def score_split(
             score = evaluators[chosen].run(params, stop, progress)
         if score is None:
             return None
-        description = protocols.describe(chosen, config.model, mesh) + resets + note
+        # Memory is emptied where a document begins, so settings of the first memory do nothing.
+        told = dataclasses.replace(chosen, first_memory="empty", warm_start=0) if resets else chosen
+        description = protocols.describe(told, config.model, mesh) + resets + note
         nats, value = score.loss * score.targets, in_unit(score.loss, unit)
         more: dict[str, Any] = conversions(nats, corpus, chosen)
         if resets and not chosen.max_segments:
