@@ -78,6 +78,17 @@ def test_half_scores_the_second_half_of_the_real_targets():
     assert np.asarray(even).astype(int).tolist() == [[0, 0, 0, 1, 1, 1]]
 
 
+def test_half_counts_targets_where_documents_have_boundaries():
+    """A target that would cross a boundary has weight 0, so n targets are not the first n ones."""
+    weights = np.array([[0, 0, 0, 1, 1, 1], [1, 0, 1, 0, 1, 0], [1, 1, 0, 1, 1, 0]], np.float32)
+    got = scored_weights(weights, LossConfig(positions="half"))
+    assert np.asarray(got).astype(int).tolist() == [
+        [0, 0, 0, 0, 1, 1],
+        [0, 0, 1, 0, 1, 0],
+        [0, 0, 0, 1, 1, 0],
+    ]
+
+
 @pytest.mark.parametrize("positions", ["full", "half"])
 def test_regularisation_is_the_mean_squares_of_scored_positions(positions):
     weights = np.asarray(scored_weights(WEIGHTS, LossConfig(positions=positions)))

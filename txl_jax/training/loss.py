@@ -33,8 +33,9 @@ def scored_weights(weights: Array, c: LossConfig) -> Array:
     """
     if c.positions == "full":
         return weights
-    n = jnp.sum(weights > 0, axis=1, keepdims=True)
-    return jnp.where(jnp.arange(weights.shape[1]) < n // 2, 0.0, weights)
+    # Targets are counted, not positions: one that would cross a boundary of documents has weight 0.
+    count = jnp.cumsum(weights > 0, axis=1)
+    return jnp.where(count <= count[:, -1:] // 2, 0.0, weights)
 
 
 def denominators(weights: Array) -> Denominators:
