@@ -1,6 +1,8 @@
 """A student learns the mean probabilities of its teachers, word by word."""
 
+import dataclasses
 import json
+import types
 from typing import Any
 
 import jax
@@ -13,6 +15,7 @@ from tiny_runs import corpus_and_experiment, run, run_in_workdir, train
 import txl_jax
 from txl_jax.config import ConfigError
 from txl_jax.data.batch import SoftTargets
+from txl_jax.training import distil
 from txl_jax.training.distil import FILE, soft_targets, teacher_probabilities
 from txl_jax.training.loss import soft_cross_entropy
 from txl_jax.training.plan import training_streams
@@ -212,3 +215,27 @@ def test_unsuitable_teachers_are_refused(teachers, tmp_path):
         soft_targets(exp, corpus, str(tmp_path), print)
     with pytest.raises(ConfigError, match=r"distil\.teachers.*needs train\.text_on_device"):
         corpus_and_experiment(folder, **{"distil.teachers": (names[0],)})
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"same_length": "pytorch"}, "validate.mem_len: same_length='pytorch' allows only"),
+        ({"same_length": "tf"}, "validate.context_len: same_length='tf' allows only"),
+        (
+            {"attention": "absolute_per_layer", "n_positions": 23},
+            "validate.seg_len: a segment with its context has up to 24 tokens",
+        ),
+    ],
+)
+def test_a_teacher_that_does_not_fit_the_lengths_of_validation_is_refused(
+    tmp_path, monkeypatch, settings, rule
+):
+    changes: dict[str, Any] = {"distil.teachers": (str(tmp_path),), "train.text_on_device": True}
+    changes |= {f"{part}.mem_len": 0 for part in ("train", "validate", "evaluate")}
+    corpus, exp = corpus_and_experiment(tmp_path, **changes, **{"validate.context_len": 8})
+    model = txl_jax.TransformerXL(dataclasses.replace(exp.model, **settings))
+    teacher = types.SimpleNamespace(model=model, vocab=corpus.vocab, params=None)
+    monkeypatch.setattr(distil, "load", lambda folder: teacher)
+    with pytest.raises(ConfigError, match=f"the teacher cannot be read with this {rule}"):
+        soft_targets(exp, corpus, str(tmp_path / "run"), print)

@@ -151,24 +151,31 @@ def _lengths(c: RunConfig) -> Broken:
         rule = f"needs train.seg_len of at least 10, not {t.seg_len}"
         yield "train.seg_len_std", f"{rule}, because some segments have about half that length"
     for name, part in (("train", t), ("validate", c.validate), ("evaluate", c.evaluate)):
-        if model.memory_free and part.mem_len:
-            rule = f"must be 0, because attention {model.attention!r} has no memory"
-            yield f"{name}.mem_len", f"{rule}; use {name}.context_len instead"
-        more = t.longest_seg_len - t.seg_len if part is t else 0
-        total = part.context_len + part.seg_len + more
-        if model.segment_limit is not None and total > model.segment_limit:
-            drawn = " (train.seg_len_std)" if more else ""
-            rule = f"a segment with its context has up to {total} tokens{drawn}"
-            fix = "use shorter segments or more positions"
-            yield f"{name}.seg_len", f"{rule}, and model.n_positions is {model.n_positions}; {fix}"
-        own = getattr(part, "same_length", None)
-        window = model.same_length if own is None else own
-        if window == "pytorch" and not part.mem_len:
-            rule = "same_length='pytorch' allows only distances below the memory length, which is 0"
-            yield f"{name}.mem_len", f"{rule}; use a longer memory, or same_length='tf'"
-        if window == "tf" and part.context_len and not part.mem_len:
-            rule = "same_length='tf' allows only distances up to the memory length, which is 0"
-            yield f"{name}.context_len", f"{rule}; use same_length=False, or context_len 0"
+        yield from lengths_of(model, name, part)
+
+
+def lengths_of(
+    model: TransformerXLConfig, name: str, part: training.TrainConfig | ProtocolConfig
+) -> Broken:
+    """Yields the lengths of ``part``, the section ``name``, that do not fit a model."""
+    if model.memory_free and part.mem_len:
+        rule = f"must be 0, because attention {model.attention!r} has no memory"
+        yield f"{name}.mem_len", f"{rule}; use {name}.context_len instead"
+    longest = getattr(part, "longest_seg_len", part.seg_len)
+    total = part.context_len + longest
+    if model.segment_limit is not None and total > model.segment_limit:
+        drawn = " (train.seg_len_std)" if longest > part.seg_len else ""
+        rule = f"a segment with its context has up to {total} tokens{drawn}"
+        fix = "use shorter segments or more positions"
+        yield f"{name}.seg_len", f"{rule}, and model.n_positions is {model.n_positions}; {fix}"
+    own = getattr(part, "same_length", None)
+    window = model.same_length if own is None else own
+    if window == "pytorch" and not part.mem_len:
+        rule = "same_length='pytorch' allows only distances below the memory length, which is 0"
+        yield f"{name}.mem_len", f"{rule}; use a longer memory, or same_length='tf'"
+    if window == "tf" and part.context_len and not part.mem_len:
+        rule = "same_length='tf' allows only distances up to the memory length, which is 0"
+        yield f"{name}.context_len", f"{rule}; use same_length=False, or context_len 0"
 
 
 def _scoring(c: RunConfig) -> Broken:

@@ -19,6 +19,7 @@ import numpy as np
 
 from txl_jax.checkpoint.loading import load
 from txl_jax.config import ConfigError, ExperimentConfig
+from txl_jax.config.combinations import lengths_of
 from txl_jax.data.batch import Batch, SoftTargets, make_batch
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.pieces import Pieces
@@ -123,4 +124,6 @@ def _load_teacher(folder: str, exp: ExperimentConfig, corpus: Corpus) -> Teacher
         raise error("the teacher has another vocabulary than the run; train both on the same text")
     if trained.model.cfg.memory_free and exp.validate.mem_len:
         raise error("the teacher has no memory; set validate.mem_len to 0, or name another teacher")
+    for key, why in lengths_of(trained.model.cfg, "validate", exp.validate):
+        raise error(f"the teacher cannot be read with this {key}: {why}, or name another teacher")
     return TransformerXL(under_protocol(trained.model.cfg, exp.validate)), trained.params
