@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import types
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,8 +14,9 @@ from tiny_runs import arrays, call, claimed, corpus_and_experiment, experiment, 
 import txl_jax
 from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.config import ConfigError, ExperimentConfig, override
+from txl_jax.training.distil import FILE
 from txl_jax.training.loop import train
-from txl_jax.training.multi_seed import common_step, seed_array
+from txl_jax.training.multi_seed import StackedSeeds, common_step, seed_array
 from txl_jax.training.plan import build_plan
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.run import stored_experiment
@@ -105,6 +108,18 @@ def test_stopped_seeds_resume_from_the_last_step_that_all_have(together, folder,
         a, b = (arrays(txl_jax.load(str(w), "12", "raw").params) for w in (whole, cut))
         for key in a:
             np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+
+
+def test_every_folder_gets_the_soft_targets_that_a_seed_alone_resumes_with(tmp_path):
+    def trainer(seed) -> Any:
+        folder = tmp_path / f"seed_{seed}"
+        folder.mkdir()
+        load = lambda: (folder / FILE).write_bytes(b"targets")
+        log = types.SimpleNamespace(workdir=str(folder))
+        return types.SimpleNamespace(step=0, text=None, log=log, load_text=load)
+
+    StackedSeeds([trainer(3), trainer(4)]).load_text()
+    assert (tmp_path / "seed_4" / FILE).read_bytes() == b"targets"
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,13 @@ def soft_targets(
     return soft
 
 
+def copy_soft_targets(workdir: str, other: str) -> None:
+    """Copies the soft targets of a workdir, if it has any, to another one without them."""
+    stored, copy = path(workdir, FILE), path(other, FILE)
+    if stored.exists() and not copy.exists():
+        atomic_write(str(copy), stored.read_bytes())
+
+
 def teacher_probabilities(
     teachers: list[Teacher],
     tokens: np.ndarray,

@@ -22,6 +22,7 @@ from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.feed import prefetch
 from txl_jax.messages import shown_path
+from txl_jax.training.distil import copy_soft_targets
 from txl_jax.training.events import Logger
 from txl_jax.training.goodput import GoodputTimer
 from txl_jax.training.plan import Plan
@@ -64,10 +65,11 @@ class StackedSeeds:
         self._select = jax.jit(lambda tree, seed: jax.tree.map(lambda x: x[seed], tree))
 
     def load_text(self) -> None:
-        """Loads the text once for all seeds."""
+        """Loads the text once for all seeds, whose folders all get the soft targets."""
         self._first.load_text()
-        for trainer in self.trainers:
+        for trainer in self.trainers[1:]:
             trainer.text = self._first.text
+            copy_soft_targets(self._first.log.workdir, trainer.log.workdir)
 
     def make_state(self) -> TrainState:
         """Restores or draws the states of all seeds, and holds no more than one array twice."""
