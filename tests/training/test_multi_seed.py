@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import types
 from typing import Any
 
@@ -12,6 +13,7 @@ from tiers import rest_slow
 from tiny_runs import arrays, call, claimed, corpus_and_experiment, experiment, run, write_config
 
 import txl_jax
+from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.config import ConfigError, ExperimentConfig, override
 from txl_jax.training.distil import FILE
@@ -20,6 +22,7 @@ from txl_jax.training.multi_seed import StackedSeeds, common_step, seed_array
 from txl_jax.training.plan import build_plan
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.run import stored_experiment
+from txl_jax.training.trainer import Trainer
 
 SETTINGS = {
     "seed": 3,
@@ -108,6 +111,26 @@ def test_stopped_seeds_resume_from_the_last_step_that_all_have(together, folder,
         a, b = (arrays(txl_jax.load(str(w), "12", "raw").params) for w in (whole, cut))
         for key in a:
             np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+
+
+@pytest.mark.slow
+def test_a_seed_that_was_ahead_saves_where_the_others_do(folder, tmp_path, monkeypatch):
+    """Seed 3 has saved step 8 and seed 4 has not; then the run is stopped at step 6."""
+    changes = {"seed": 3, "train.num_seeds": 2, "train.eval_every": 0, "checkpoint.keep_best": 0}
+    corpus, exp = corpus_and_experiment(folder, **changes)
+    plan, step_done = claimed_plan(exp, tmp_path, corpus), Trainer.step_done
+    folders = [CheckpointFolder(run.workdir) for run in plan.runs]
+    for stop in (8, 6):
+
+        def stopping(self, step, *args, stop=stop):
+            step_done(self, step, *args)
+            if step == stop:
+                self.guard.signal = signal.SIGTERM
+
+        monkeypatch.setattr(Trainer, "step_done", stopping)
+        train(plan, PreemptionGuard())
+        assert [one.steps() for one in folders] == [[4, stop]] * 2
+        shutil.rmtree(folders[1].step_path(stop))
 
 
 def test_every_folder_gets_the_soft_targets_that_a_seed_alone_resumes_with(tmp_path):

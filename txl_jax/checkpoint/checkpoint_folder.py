@@ -110,6 +110,12 @@ class CheckpointFolder:
         print(f"checkpoint {step} {fault}; it was renamed to checkpoints/{name}, and the checkpoint"
               " before it is tried", flush=True)  # fmt: skip
 
+    def remove_after(self, step: int) -> None:
+        """Removes the checkpoints of later steps."""
+        for later in self.steps():
+            if later > step:
+                remove_folder(self.step_path(later))
+
     def damaged(self) -> list[str]:
         """Returns the names of the checkpoints that were moved aside, oldest first."""
         found = [name for name in names(self.path) if re.fullmatch(r"damaged-\d+(-\d+)?", name)]

@@ -201,6 +201,11 @@ class Checkpoints(contextlib.AbstractContextManager):
             )
         return None
 
+    def remove_after(self, step: int) -> None:
+        """Removes checkpoints of later steps, which a run that resumes at ``step`` makes again."""
+        self.close()
+        on_process_zero(lambda: self._folder.remove_after(step))
+
     def _restore_items(self, step: int, shapes: dict[str, Any]) -> Any:
         items = {name: ocp.args.StandardRestore(shape) for name, shape in shapes.items()}
         return self._opened().restore(step, args=ocp.args.Composite(**items))

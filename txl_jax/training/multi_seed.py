@@ -54,6 +54,9 @@ def open_trainers(
                 f"all seeds must resume from the same step, but their steps are {sorted(steps)}: a"
                 " checkpoint is damaged; resume each seed alone, or train in another workdir"
             )
+        if len(trainers) > 1:
+            for trainer in trainers:
+                trainer.remove_later_checkpoints()
         yield StackedSeeds(trainers) if len(trainers) > 1 else trainers[0]
 
 

@@ -119,6 +119,14 @@ class Trainer:
         """This trainer alone; ``StackedSeeds`` has one for each seed."""
         return [self]
 
+    def remove_later_checkpoints(self) -> None:
+        """Removes the checkpoints after ``step``, by which this seed is ahead of other seeds.
+
+        Otherwise no earlier step could be saved until the run is past them.
+        """
+        self.checkpoints.remove_after(self.step)
+        self._saved = {step for step in self._saved if step <= self.step}
+
     def close(self) -> None:
         """Prints how long each activity took, and closes the log."""
         self.log.message(self.log.goodput.line())
@@ -267,8 +275,6 @@ class Trainer:
         the model. Raises CheckpointError unless ``checkpoint.tolerate_save_errors`` is set.
         """
         self._flush_metrics()  # raises an error if an earlier loss or gradient is not finite
-        if not replace and step <= max(self._saved, default=0):
-            return  # this seed was ahead of other seeds when they were stopped
         names, use = list(candidates(state, self.exp.average, step)), self.exp.average.use
         meta = {
             "config": self.exp.to_dict(),
