@@ -1,6 +1,7 @@
 """Workdirs: a run overwrites no file of the user, and no folder has two models."""
 
 import ast
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -25,7 +26,14 @@ from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.lock import training_lock
 from txl_jax.checkpoint.workdir import init_workdir
-from txl_jax.checkpoint.workdir_files import CONFIG, FILES, MODEL, check_free, register_outputs
+from txl_jax.checkpoint.workdir_files import (
+    CONFIG,
+    FILES,
+    MODEL,
+    check_file,
+    check_free,
+    register_outputs,
+)
 from txl_jax.config import ConfigError, ExperimentConfig, override
 from txl_jax.config.folders import expanded
 from txl_jax.convert import export
@@ -480,3 +488,21 @@ def test_results_are_not_written_into_the_text(claimed, tmp_path, key, monkeypat
             refuse()
     assert text.read_text() == "the cat\n"
     check_final_outputs(override(exp, {"generate.json": str(tmp_path / "o.json")}), corpus)
+
+
+def test_the_results_that_would_become_text_have_its_suffixes(tmp_path):
+    refused = "would become a part of the text"
+    for name, others, outputs in (
+        ("text", "a.json", {"o.json": refused, "o.ndjson": refused, "o.log": ""}),
+        ("text", "a.txt", {"o.json": "", "o.tokens": refused, "test.out": refused}),
+        ("text", "train/a.txt", {"train/o.txt": refused, "runs/o.txt": "", "o.text": refused}),
+        ("tokens", "a.npy", {"o.json": "", "o.bin": refused, "train/o.bin": ""}),
+    ):
+        folder = tmp_path / f"{name}-{others.replace('/', '-')}"
+        for other in (others, *outputs):
+            (folder / other).parent.mkdir(parents=True, exist_ok=True)
+        (folder / others).touch()
+        data = ExperimentConfig.from_dict({"data": {"name": name, "path": str(folder)}}).data
+        for output, fault in outputs.items():
+            with pytest.raises(DataError, match=fault) if fault else contextlib.nullcontext():
+                check_file("score.json", str(folder / output), data)

@@ -12,7 +12,8 @@ import tempfile
 
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ANALYSES, ConfigError, DataConfig
-from txl_jax.data.sources.source import SAMPLES, check_not_text
+from txl_jax.data.sources.source import SAMPLES
+from txl_jax.data.sources.text_files import check_not_text
 from txl_jax.files import append, atomic_write, write_failure_reason, written_as
 from txl_jax.messages import argument, short_repr, shown_path
 from txl_jax.paths import absolute, is_remote, make_folder, names, path

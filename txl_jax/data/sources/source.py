@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.config import DataConfig
 from txl_jax.config.folders import FROM_THE_HUB, expanded
 from txl_jax.data.codecs import decode_utf8
 from txl_jax.data.errors import DataError
@@ -264,18 +263,6 @@ def _is_workdir(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return all(isinstance(record.get(key), dict) for key in ("model", "data", "train"))
-
-
-def check_not_text(key: str, output: str | None, data: DataConfig) -> None:
-    """Raises DataError if the output file of the setting ``key`` would be text of ``data``."""
-    if output in (None, "-") or data.path is None or is_remote(data.path):
-        return
-    text = os.path.realpath(expanded(data.path, "config key data.path"))
-    file = os.path.realpath(str(output))
-    suffixes = (".npy", ".bin") if data.name == "tokens" else (".txt", ".jsonl", ".csv")
-    if file == text or (os.path.dirname(file) == text and file.endswith(suffixes)):
-        named = f"config key {key} = {shown_path(str(output))!r}"
-        raise DataError(f"{named}: would become a part of the text in data.path; name another file")
 
 
 def file_hash(path: Path, kind: str = "sha256", start: int = 0) -> str:

@@ -5,13 +5,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from txl_jax.config import DataConfig
+from txl_jax.config.folders import expanded
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources import source
 from txl_jax.data.sources.records import OTHERS, READERS, WHOLE_JSON, saved_files
 from txl_jax.data.sources.source import hidden, say_once
 from txl_jax.data.sources.splits import listed, splits_named
 from txl_jax.data.sources.stored import ZIP, Stored, members
-from txl_jax.messages import argument, one_line
+from txl_jax.messages import argument, one_line, shown_path
+from txl_jax.paths import is_remote
 
 SUFFIXES = (".txt", ".text", ".tokens", ".raw", "")
 """The suffixes of texts in a folder, in the order of preference; ``""`` only if compressed."""
@@ -95,6 +98,25 @@ def _is_other(file: Stored) -> bool:
     """Whether a file without the suffix of a text may be a text; its bytes are checked later."""
     name = os.path.basename(file.name)
     return name not in OTHERS and not about_others(name) and not hidden(name)
+
+
+def check_not_text(key: str, output: str | None, data: DataConfig) -> None:
+    """Raises DataError if the output file of the setting ``key`` would be text of ``data``."""
+    if output in (None, "-") or data.path is None or is_remote(data.path):
+        return
+    text = os.path.realpath(expanded(data.path, "config key data.path"))
+    file = Stored(Path(os.path.realpath(str(output))), os.path.basename(str(output)), 0)
+    folders = os.path.relpath(file.path.parent, text).split(os.sep)
+    if data.name == "tokens":
+        is_part = folders == ["."] and file.suffix in ARRAYS
+    else:
+        beside = {path.suffix.lower() for path in file.path.parent.iterdir()}
+        left_out = file.suffix in WEAK and not beside.isdisjoint({*SUFFIXES, *READERS} - {*WEAK})
+        inside = folders == ["."] or bool(splits_named(folders[0]))
+        is_part = inside and _may_be_text(file) and not left_out
+    if is_part or str(file.path) == text:
+        named = f"config key {key} = {shown_path(str(output))!r}"
+        raise DataError(f"{named}: would become a part of the text in data.path; name another file")
 
 
 def about_others(name: str) -> bool:
