@@ -372,11 +372,13 @@ def test_a_separator_of_a_text_gives_documents(tmp_path, vocab):
 
 
 def test_a_separator_that_is_no_word_of_the_text_is_refused(tmp_path):
-    (tmp_path / "x.txt").write_text("a b <unk> c.<end>\nb a c <unk>.<end>\n" * 60)
     given = {"vocab": "word", "cache_dir": tmp_path / "c"}
     fault = r"data.document_separator = '<end>': has a word that is not in the vocabulary"
-    with pytest.raises(DataError, match=rf"^{fault} \(<unk>\); write it between spaces"):
-        load_corpus("text", tmp_path / "x.txt", document_separator="<end>", **given)
+    for unknown in ("<unk>", "d"):
+        text = "a b <unk> c.<end>\nb a c <unk>.<end>\n" * 60
+        (tmp_path / "x.txt").write_text(text.replace("<unk>", unknown))
+        with pytest.raises(DataError, match=f"^{fault}; write it between spaces"):
+            load_corpus("text", tmp_path / "x.txt", document_separator="<end>", **given)
     (tmp_path / "x.txt").write_text("a <unk> b\n" * 60)
     assert load_corpus("text", tmp_path / "x.txt", document_separator="<unk>", **given).train.shared
 

@@ -361,6 +361,15 @@ def test_a_separator_ends_each_record(tmp_path):
     assert whole.decode() == "".join(f"{song}<end>" for song in SONGS)
 
 
+def test_no_word_goes_on_in_the_next_record(tmp_path):
+    texts = ["the cat", "saw a", "dog"] * 20
+    (tmp_path / "x.jsonl").write_bytes(json_lines(texts))
+    given = {"vocab": "word", "cache_dir": tmp_path / "c"}
+    corpus = load_corpus("text", tmp_path / "x.jsonl", **given)
+    assert corpus.vocab.symbols == ["<eos>", "the", "cat", "saw", "a", "dog"]
+    assert documents(corpus) == [f"{text}\n" for text in texts]
+
+
 def test_documents_of_no_or_one_token_are_left_out_and_counted(tmp_path, capsys):
     (tmp_path / "x.jsonl").write_bytes(json_lines(["", *SONGS[:9], "a", *SONGS[9:], ""]))
     corpus = load_corpus("text", tmp_path / "x.jsonl", vocab="char", cache_dir=tmp_path / "c")

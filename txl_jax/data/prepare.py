@@ -24,7 +24,7 @@ from txl_jax.data.pieces import STARTS, check_starts
 from txl_jax.data.sources.cache import make_folder, write_errors, write_npy
 from txl_jax.data.sources.source import SPLITS, Source, check_utf8, file_hash, say_once
 from txl_jax.data.symbols import Kind
-from txl_jax.data.vocab import Vocab
+from txl_jax.data.vocab import Vocab, separator_ids
 from txl_jax.messages import argument
 from txl_jax.progress import watched
 
@@ -60,7 +60,10 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
     if given is not None and kind == "tokenizer":
         own = given  # it does not depend on the text
     else:
-        own = _vocab(kind, source, [blocks(split, "counting") for split in source.counted])
+        counted = {split: blocks(split, "counting") for split in source.counted}
+        if kind == "word" and source.has_documents:
+            counted = {split: _ended(source.documents(split, x)) for split, x in counted.items()}
+        own = _vocab(kind, source, list(counted.values()))
     vocab = given or own
     foreign = vocab.to_json() != own.to_json()
     if foreign:  # the published counts hold for the text's own vocabulary
@@ -125,6 +128,12 @@ def report(record: Mapping[str, Any], label: str, symbols: int, bytes_asked_for:
     say_once("\n".join(said))
 
 
+def _ended(documents: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields documents, each with a line end after it, so that no word goes on in the next one."""
+    for document in documents:
+        yield from (document, b"\n")
+
+
 def _vocab(kind: Kind, source: Source, texts: list[Iterator[bytes]]) -> Vocab:
     if source.vocab_file is not None:
         return Vocab.from_lines(source.vocab_file)
@@ -172,7 +181,7 @@ def _write_documents(
     """
     starts, ended, mark, short = list[int](), [False], source.separator, 0
     kept = collections.Counter[str]()
-    if mark is not None and not len(vocab.encode(mark)):
+    if mark and not len(separator_ids(vocab, mark.decode("utf-8", "surrogateescape"))):
         fix = "set data.document_separator to a text with a token"
         raise DataError(f"{where}: the separator {mark!r} has no token in this vocabulary; {fix}")
 

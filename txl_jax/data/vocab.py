@@ -333,13 +333,12 @@ def separator_ids(vocab: Vocab, separator: str | None) -> np.ndarray:
         return np.zeros(0, vocab.dtype)
     if vocab.kind == "id" and separator in vocab.symbols:  # perhaps with white space in it
         return np.array([vocab.symbols.index(separator)], vocab.dtype)
-    ids = encode_text(vocab, separator, "data.document_separator")
-    unknown = [vocab.symbols[i] for i in ids if vocab.symbols[i] == vocab.unknown]
-    if len(unknown) > separator.split().count(vocab.unknown or ""):
+    words = separator.lower() if vocab.lower_case else separator
+    if vocab.kind == "word" and not set(words.split()) <= set(vocab.symbols):
         fix = "write it between spaces or lines in the text, or give one of known words"
-        fault = f"has a word that is not in the vocabulary ({vocab.unknown})"
+        fault = "has a word that is not in the vocabulary"
         raise DataError(f"data.document_separator = {separator!r}: {fault}; {fix}")
-    return ids
+    return encode_text(vocab, separator, "data.document_separator")
 
 
 def line_end(vocab: Vocab) -> np.ndarray:
