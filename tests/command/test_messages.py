@@ -242,6 +242,10 @@ def test_python_reads_the_names_of_arguments_and_the_command_those_of_flags(refu
     rule = f"workdir={tmp_path}: there is no run in it; start one with "
     assert str(unknown.value) == f"{rule}config=NAME"
     assert refused("--mode=evaluate", f"--workdir={tmp_path}") == f"--{rule}--config=NAME"
+    (tmp_path / "seeds" / "seed_1").mkdir(parents=True)
+    (tmp_path / "seeds" / "seed_1" / "config.json").touch()
+    rule = f"--workdir={tmp_path}/seeds: has runs of seeds; name one: --workdir={tmp_path}/seeds/"
+    assert refused("--mode=evaluate", f"--workdir={tmp_path}/seeds") == f"{rule}seed_1"
     assert argument("config.mesh.data", 1) == "mesh.data=1", "the command names flags while it runs"
     spaced = tmp_path / "a b"
     spaced.mkdir()

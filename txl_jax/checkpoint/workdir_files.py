@@ -7,6 +7,7 @@ never overwritten.
 
 import itertools
 import os
+import re
 import secrets
 import tempfile
 
@@ -27,6 +28,7 @@ EXPORT = "export"  # the folder that the mode ``export`` writes
 WRITTEN_IN = (CHECKPOINTS, "tensorboard", "wandb")  # the folders that training writes in
 AUTOTUNED = "autotuned.json"  # XLA's choices of kernels on a GPU
 LOCK, PROBE, OUTPUTS = ".lock", ".writable", ".txl_jax"
+_SEED = re.compile(r"seed_\d+$")
 
 
 # The results of each mode, written in its workdir at the end.
@@ -163,7 +165,11 @@ def check_file(key: str, file: str | None, data: DataConfig) -> None:
 
 
 def no_run(workdir: str) -> WorkdirError:
-    """Returns the error that a folder has no run."""
+    """Returns the error that a folder has no run; the folder of several seeds has none itself."""
+    inner = (os.path.join(workdir, name) for name in sorted(names(workdir)) if _SEED.match(name))
+    if seed := next((folder for folder in inner if path(folder, CONFIG).exists()), None):
+        named = argument("workdir", shown_path(seed))
+        return WorkdirError(f"{argument('workdir', workdir)}: has runs of seeds; name one: {named}")
     exists = is_remote(workdir) or os.path.exists(workdir)
     what = "there is no run in it" if exists else "there is no such folder"
     start = f"start one with {argument('config', 'NAME')}"
