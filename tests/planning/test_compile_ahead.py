@@ -603,6 +603,7 @@ def test_vocabularies_of_published_corpora_are_known():
         DataConfig(name="ptb", vocab="char"): None,
         DataConfig(name="text", vocab="byte"): 256,
         DataConfig(name="text", vocab="word"): None,
+        DataConfig(name="text", tokenizer="tokenizer.json"): None,
     }
     for data, size in sizes.items():
         assert known_vocab_size(data) == size
@@ -610,6 +611,15 @@ def test_vocabularies_of_published_corpora_are_known():
     assert with_vocab_size(exp).model.vocab_size == 50  # the size in the config is kept
     unsized = dataclasses.replace(exp, model=dataclasses.replace(exp.model, vocab_size=None))
     assert with_vocab_size(unsized).model.vocab_size == 204
+
+
+def test_only_a_model_of_bytes_generates_with_their_grammar():
+    """The grammar has 256 tokens, and the tokens of a tokenizer may be more."""
+    few = {"model.n_layer": 1, "model.vocab_size": 300, "generate.mem_len": 8}
+    for changes in ({"data.tokenizer": "tokenizer.json"}, {}):
+        exp = experiment(**few, **changes)
+        generation = run_programs._generation(exp, exp.model, run_programs.training_mesh(exp))
+        assert {program.name: program.lower() for program in generation}["generate, extend"]
 
 
 # --------------------------------------------------------------------------------------

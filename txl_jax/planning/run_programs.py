@@ -42,6 +42,7 @@ from txl_jax.parallel.compile_cache import compiled_rows
 from txl_jax.parallel.device_memory import array_bytes
 from txl_jax.parallel.mesh import one_device, scoring_mesh
 from txl_jax.parallel.shardings import Shardings
+from txl_jax.planning.vocabulary import has_bytes
 from txl_jax.training.plan import (
     StepSetup,
     attention_program,
@@ -224,7 +225,8 @@ def _generation(
     """Yields the programs of generation, which runs on the first device."""
     one = one_device(mesh.devices.flat[0])
     c, grammar = exp.generate, None
-    if exp.data.name in ("text", "stdlib") and exp.data.vocab in (None, "byte"):
+    # The tokenizer of a trained model may be known to its vocabulary alone, not to the settings.
+    if has_bytes(exp.data) and (model.vocab_size or 0) <= 256:
         whole = free_automaton(Vocab.all_bytes())
         grammar = Automaton(*(x[:, : model.vocab_size] for x in whole))
     sizes, program = read_attention(model, c, compiled_rows(c.samples))

@@ -39,5 +39,11 @@ def known_vocab_size(data: DataConfig) -> int | None:
     if data.name == "tokens":
         return data.vocab_size
     if data.name in ("text", "stdlib"):
-        return 256 if data.vocab in (None, "byte") else None
+        return 256 if has_bytes(data) else None
     return SIZES[data.name] if data.vocab in (None, "word") else None
+
+
+def has_bytes(data: DataConfig) -> bool:
+    """Tells whether the settings of a text make a token of each byte."""
+    tokens = data.vocab or data.tokenizer or "byte"
+    return data.name in ("text", "stdlib") and tokens == "byte"
