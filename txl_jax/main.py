@@ -149,7 +149,7 @@ def run() -> int:
     if exp is not None and mode == "compile":
         if _TOPOLOGY.value is None:
             accelerators.start_devices()
-        return compile_ahead(exp, _TOPOLOGY.value)
+        return compile_ahead(exp, _TOPOLOGY.value, workdir)
     processes.initialise(
         _DISTRIBUTED.value,
         _COORDINATOR.value,

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from planned_programs import MAIN, B, M, T, compiled, experiment, train_program
 from tiers import rest_slow
-from tiny_runs import call, write_config
+from tiny_runs import call, claimed, corpus_and_experiment, write_config
 
 import txl_jax
 from txl_jax.checkpoint.trained_model import param_shapes
@@ -620,6 +620,23 @@ def test_only_a_model_of_bytes_generates_with_their_grammar():
         exp = experiment(**few, **changes)
         generation = run_programs._generation(exp, exp.model, run_programs.training_mesh(exp))
         assert {program.name: program.lower() for program in generation}["generate, extend"]
+
+
+def test_a_run_that_starts_from_a_model_is_planned_with_its_settings(tmp_path, monkeypatch):
+    corpus, trained = corpus_and_experiment(tmp_path)
+    folder = claimed(tmp_path / "trained", trained, corpus)
+    planned: list[ExperimentConfig] = []
+
+    def note(exp, devices):
+        planned.append(exp)
+        return []
+
+    monkeypatch.setattr(ahead, "programs", note)
+    tuned = {"data": {"path": str(tmp_path / "text.txt")}, "train": {"start_from": folder}}
+    exp = ExperimentConfig.from_dict({**tuned, "model": {"dropout": 0.1}})
+    assert ahead.compile_ahead(exp, None, str(tmp_path / "tuned")) == 0
+    expected = dataclasses.replace(trained.model, dropout=0.1)
+    assert (planned[0].model, planned[0].data.vocab) == (expected, "char")
 
 
 # --------------------------------------------------------------------------------------
