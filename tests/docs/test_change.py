@@ -104,3 +104,14 @@ def test_the_reference_refuses_what_only_the_model_has(name, tmp_path):
     done = run_tests(copy_with(tmp_path, kept), "reference_knows")
     assert done.returncode == 1
     assert "test_the_reference_knows_every_setting" in done.stdout
+
+
+@pytest.mark.slow
+def test_two_devices_that_share_one_core_do_not_wait_for_ever(tmp_path, monkeypatch):
+    """This model's loops and collectives, which may wait together, once blocked both threads."""
+    monkeypatch.delenv("PJRT_NPROC")
+    folder = copy_with(tmp_path, CHANGES["Heads that share keys and values"])
+    one_core = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    longer = RUN.replace('"train.steps": 2', '"train.steps": 100')
+    done = python(folder, "-c", one_core + longer, "n_kv_head", "1")
+    assert done.returncode == 0, done.stderr

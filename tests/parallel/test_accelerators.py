@@ -20,6 +20,8 @@ from txl_jax import library
 from txl_jax.config import ConfigError
 from txl_jax.parallel import accelerators
 
+IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+FORCED = "--xla_force_host_platform_device_count"
 PLUGIN = """
 def initialize():
     raise RuntimeError("Unable to load cuDNN. Is it installed?")
@@ -140,8 +142,9 @@ def started(monkeypatch, platforms, backend):
             raise backend
         return backend
 
+    one_device = {"jax_num_cpu_devices": 1}
     stand_in = types.SimpleNamespace(
-        config=types.SimpleNamespace(values={"jax_platforms": platforms}),
+        config=types.SimpleNamespace(values={"jax_platforms": platforms, **one_device}),
         default_backend=default_backend,
         distributed=jax.distributed,
         __version__="0.10.2",
@@ -335,3 +338,39 @@ def test_a_false_nvidia_smi_without_a_plugin_ends_gpu_node_with_the_reason(tmp_p
     assert "error: JAX_PLATFORMS=cuda: " in done.stderr
     assert "driver 580.95.05, plugin " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("devices", "platforms", "flags", "joined", "expected"),
+    [
+        (8, "cpu", "--xla_a=1", False, f"--xla_a=1 {IN_ORDER}"),
+        (1, "cpu", "--xla_a=1", False, "--xla_a=1"),
+        (1, "cpu", f"{FORCED}=4", False, f"{FORCED}=4 {IN_ORDER}"),
+        (1, "cpu", "", True, IN_ORDER),
+        (1, None, "", True, ""),  # several GPUs or TPUs
+        (8, "cpu", IN_ORDER.replace("false", "true"), False, IN_ORDER.replace("false", "true")),
+    ],
+)
+def test_collectives_of_several_cpu_devices_have_an_order_and_enough_threads(
+    monkeypatch, devices, platforms, flags, joined, expected
+):
+    """Otherwise devices sometimes wait in different collectives, and XLA aborts the process."""
+    settings = {"jax_num_cpu_devices": devices, "jax_platforms": platforms}
+    monkeypatch.setattr(type(jax.config), "values", settings)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: joined)
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.delenv("PJRT_NPROC")
+    accelerators.order_collectives()
+    assert os.environ["XLA_FLAGS"] == expected
+    several = IN_ORDER.partition("=")[0] in expected
+    assert (int(os.environ.get("PJRT_NPROC", 0)) >= 64) == several
+
+
+@pytest.mark.parametrize("name", ["NPROC", "PJRT_NPROC"])
+def test_the_users_number_of_threads_is_kept(monkeypatch, name):
+    settings = {"jax_num_cpu_devices": 8, "jax_platforms": "cpu"}
+    monkeypatch.setattr(type(jax.config), "values", settings)
+    monkeypatch.delenv("PJRT_NPROC")
+    monkeypatch.setenv(name, "3")
+    accelerators.order_collectives()
+    assert os.environ.get("PJRT_NPROC", "3") == "3"

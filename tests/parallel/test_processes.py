@@ -24,7 +24,6 @@ from txl_jax.parallel import processes
 from txl_jax.parallel.mesh import make_mesh
 
 IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
-FORCED = "--xla_force_host_platform_device_count"
 SHORT: dict[str, Any] = {
     "model.n_layer": 1,
     "validate.batch_size": 3,  # rows of padding on the last process
@@ -357,30 +356,6 @@ def test_two_processes_generate_as_one_does(two, tmp_path):
 
 
 # ------------------------------------------------------------------ order of collectives
-
-
-@pytest.mark.parametrize(
-    ("devices", "platforms", "flags", "address", "expected"),
-    [
-        (8, "cpu", "--xla_a=1", (None,) * 3, f"--xla_a=1 {IN_ORDER}"),
-        (1, "cpu", "--xla_a=1", (None,) * 3, "--xla_a=1"),
-        (1, "cpu", f"{FORCED}=4", (None,) * 3, f"{FORCED}=4 {IN_ORDER}"),
-        (1, "cpu", "", ("localhost:1", 2, 0), IN_ORDER),
-        (1, None, "", ("localhost:1", 2, 0), ""),  # several GPUs or TPUs
-        (8, "cpu", IN_ORDER.replace("false", "true"), (None,) * 3, IN_ORDER[:-5] + "true"),
-    ],
-)
-def test_several_cpu_devices_keep_the_order_of_collectives(
-    monkeypatch, devices, platforms, flags, address, expected
-):
-    """Otherwise devices sometimes wait in different collectives, and XLA aborts the process."""
-    settings = {"jax_num_cpu_devices": devices, "jax_platforms": platforms}
-    monkeypatch.setattr(type(jax.config), "values", settings)
-    monkeypatch.setenv("XLA_FLAGS", flags)
-    monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: None)
-    monkeypatch.setattr(jax.config, "update", lambda *arguments: None)
-    processes.initialise(False, *address)
-    assert os.environ["XLA_FLAGS"] == expected
 
 
 @pytest.mark.slow

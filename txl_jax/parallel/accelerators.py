@@ -32,6 +32,8 @@ _GOOGLE = "0x1ae0\n"  # the vendor of TPUs; other devices have files in /dev/vfi
 _TPU_VARIABLES = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID")
 _CUDA = {"cuda13": (580, (7, 5)), "cuda12": (525, (0, 0))}
 """The extras for GPUs, newest first: the oldest driver and compute capability of each."""
+_SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
+_THREADS = 64  # the fewest threads of XLA for several CPU devices
 _ON_PURPOSE = "; to use the CPU, set JAX_PLATFORMS=cpu"
 
 
@@ -45,6 +47,7 @@ def start_devices() -> None:
     names the driver, the plugin and the fix. One of several processes exits with code 2 instead,
     because JAX cannot count the processes without devices.
     """
+    order_collectives()
     asked = (jax.config.values["jax_platforms"] or "").split(",")[0].strip()
     if asked == "cpu":
         return
@@ -71,6 +74,29 @@ def start_devices() -> None:
 
 
 _NAMES = {"gpu": "an NVIDIA GPU", "tpu": "a TPU"}
+
+
+def order_collectives() -> None:
+    """Prevents that a program's collectives wait for ever on several CPU devices.
+
+    By default, XLA may start independent collectives in different orders on different CPU devices,
+    which then wait until XLA aborts after 40 seconds. They also wait for ever if waiting
+    collectives block all threads of XLA, which by default has one for each core or device: a loop
+    with a collective, and a collective after the loop, may wait at the same time. Variables of the
+    environment prevent both, because a compiler option of a single program has no effect on a
+    program that comes from the compilation cache. A variable or a flag that the user has set is
+    kept.
+    """
+    flags, settings = os.environ.get("XLA_FLAGS", ""), jax.config.values
+    several = (
+        settings["jax_num_cpu_devices"] > 1
+        or "--xla_force_host_platform_device_count" in flags
+        or (jax.distributed.is_initialized() and settings["jax_platforms"] == "cpu")
+    )
+    if several and _SCHEDULER not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_SCHEDULER}=false".strip()
+    if several and "NPROC" not in os.environ:
+        os.environ.setdefault("PJRT_NPROC", str(max(_THREADS, os.cpu_count() or 1)))
 
 
 def find_accelerator() -> tuple[str, str] | None:

@@ -31,7 +31,6 @@ T = TypeVar("T")
 
 _SHUTDOWN_SECONDS = 24 * 3600  # the others wait, since process 0 may still write
 _alone = threading.local()  # ``working``: whether process 0 works while the others wait for it
-_SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
 
 class OtherProcessError(UserError, RuntimeError):
@@ -59,7 +58,6 @@ def initialise(
     Raises ConfigError if flags contradict each other, or if no cluster or connection is found.
     """
     check_flags(coordinator, num_processes, process_id)
-    order_collectives(distributed or coordinator is not None)
     if not distributed and coordinator is None:
         return
     logging.getLogger("jax._src.distributed").setLevel(logging.WARNING)  # no connection messages
@@ -83,24 +81,6 @@ def initialise(
         flag = "--distributed" if coordinator is None else f"--coordinator={coordinator}"
         fix = "check that process 0 has started, and that the machines reach each other"
         raise ConfigError(f"{flag}: cannot join the other processes: {error}; {fix}") from error
-
-
-def order_collectives(many_processes: bool) -> None:
-    """Makes XLA keep the order of a program's collectives on several CPU devices.
-
-    Call this before JAX starts its devices. By default, XLA may start independent collectives in
-    different orders on different CPU devices, which then wait until XLA aborts after 40 seconds.
-    The flag is set in ``XLA_FLAGS``, because a compiler option of a single program has no effect on
-    a program that comes from the compilation cache. If the user has set the flag, it is kept.
-    """
-    flags, settings = os.environ.get("XLA_FLAGS", ""), jax.config.values
-    several = (
-        settings["jax_num_cpu_devices"] > 1
-        or "--xla_force_host_platform_device_count" in flags
-        or (many_processes and settings["jax_platforms"] == "cpu")
-    )
-    if several and _SCHEDULER not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {_SCHEDULER}=false".strip()
 
 
 def check_flags(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
