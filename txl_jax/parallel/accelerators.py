@@ -77,7 +77,7 @@ _NAMES = {"gpu": "an NVIDIA GPU", "tpu": "a TPU"}
 
 
 def order_collectives() -> None:
-    """Prevents that a program's collectives wait for ever on several CPU devices.
+    """Keeps a program's collectives from waiting for ever on several CPU devices.
 
     By default, XLA may start independent collectives in different orders on different CPU devices,
     which then wait until XLA aborts after 40 seconds. They also wait for ever if waiting
