@@ -7,7 +7,7 @@ import pytest
 import tiny_models
 
 from txl_jax.checkpoint.trained_model import TrainedModel
-from txl_jax.config import ExperimentConfig, GenerateConfig
+from txl_jax.config import DataConfig, ExperimentConfig, GenerateConfig
 from txl_jax.data.vocab import Vocab
 from txl_jax.generation.generate import TokenChunk
 from txl_jax.generation.text import Continuation, continuations
@@ -127,10 +127,11 @@ def test_a_stop_text_of_ids_is_a_whole_id():
             assert "".join(shown) == text
 
 
-def scripted(monkeypatch, vocab, prompts, made, size, **settings):
+def scripted(monkeypatch, vocab, prompts, made, size, separator=None, **settings):
     """The rows of :func:`continuations` if the model makes these tokens, ``size`` at a time."""
     cfg = tiny_models.config(vocab_size=len(vocab))
-    trained = TrainedModel(TransformerXL(cfg), None, vocab, ExperimentConfig(model=cfg), 0)
+    exp = ExperimentConfig(model=cfg, data=DataConfig(document_separator=separator))
+    trained = TrainedModel(TransformerXL(cfg), None, vocab, exp, 0)
     cuts = range(0, len(made[0]), size)
     pieces = [np.array([row[at : at + size] for row in made]) for at in cuts]
     monkeypatch.setattr(
@@ -152,6 +153,31 @@ def test_rows_of_a_batch_stop_as_they_do_alone(monkeypatch, size):
     for row, prompt, tokens in zip(together, texts, made, strict=True):
         (alone,) = scripted(monkeypatch, vocab, [prompt], [tokens], 3, **stop)
         assert alone.to_json() == row.to_json()
+
+
+@pytest.mark.parametrize("size", [1, 2, 9])
+@pytest.mark.parametrize(
+    ("kind", "separator", "prompt", "made", "text", "ended"),
+    [
+        ("byte", "\n\n", "a\n", "\nb", "", "\n\n"),  # the prompt has its first character
+        ("byte", "\n\n", "a\n\n", "\nb", "\nb", "length"),  # the prompt has a whole one
+        ("byte", "\n\n", "", "\nb", "\nb", "length"),
+        ("byte", "\n\n", "a\n", "b\n\na", "b", "\n\n"),
+        ("byte", "<end>", "a <e", "nd> a", "", "<end>"),
+        ("byte", "<end>", "a <e", "ne> a", "ne> a", "length"),
+        ("subword", "\n\n", "a\n", "\nb", "", "\n\n"),
+        ("word", "\n\n", "a\r\n", "\nb", "", "\n\n"),
+        ("word", "\r\n", "a", "b\na", " b", "\n"),
+        ("word", "B", "a", "a b a", " a ", "b"),
+    ],
+)
+def test_a_separator_ends_a_continuation_where_it_ends(
+    monkeypatch, kind, separator, prompt, made, text, ended, size
+):
+    vocab = VOCABS[kind]
+    ids = vocab.encode(made).tolist()
+    (row,) = scripted(monkeypatch, vocab, [prompt], [ids], size, separator)
+    assert (row.text, row.ended) == (text, ended)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])

@@ -5,6 +5,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -67,6 +68,7 @@ class Continuation:
       ended: the reason for the end: ``length``, a stop text (``data.document_separator`` is one),
         ``separator`` for ids, or an empty string before the end.
       separator: the id that ends a document and the continuation, if there is one.
+      begun: the end of the prompt, if it is the beginning of a separator of text.
     """
 
     __repr__ = fields_repr
@@ -80,10 +82,12 @@ class Continuation:
     nll: list[float] = dataclasses.field(default_factory=list)
     ended: str = ""
     separator: int | None = None
+    begun: str = ""
 
     def __post_init__(self):
         self._decoder = Decoder(self.vocab, self.ids)
-        self._decoded = ""  # the text, followed by characters that may begin a stop text
+        # ``begun``, the text, and then characters that may begin a stop text
+        self._decoded = self.begun
 
     def add(self, tokens: Sequence[int], nll: Sequence[float]) -> str:
         """Appends tokens until the continuation ends. Returns the new part of the text."""
@@ -98,7 +102,8 @@ class Continuation:
             beginnings = (stop[:n] for stop in self.c.stop for n in range(1, len(stop)))
             held = (len(start) for start in beginnings if self._decoded.endswith(start))
             held_back = max(held, default=0)
-        old, self.text = self.text, self._decoded[: len(self._decoded) - held_back]
+        old, end = self.text, len(self._decoded) - held_back
+        self.text = self._decoded[len(self.begun) : end]
         return self.text[len(old) :]
 
     def _decode(self, token: int) -> None:
@@ -156,12 +161,16 @@ def continuations(
     if separator and vocab.kind == "id":
         end = int(mark[-1])
     elif separator:
+        separator = vocab.decode(mark) if vocab.kind == "word" else separator  # CRLF, capitals
         c = dataclasses.replace(c, stop=(*c.stop, separator))
     rows: list[Continuation] = []
     for prompt, ids in zip(prompts, encoded, strict=True):
         first = ids if len(prompt) or not separator else mark[-1:]
         about = prompt_text(vocab, prompt), vocab, c
-        rows += [Continuation(*about, first.tolist(), n, separator=end) for n in range(c.samples)]
+        more: dict[str, Any] = {"separator": end}
+        if separator and end is None and len(prompt):
+            more["begun"] = _begun(vocab.decode(ids), separator)
+        rows += [Continuation(*about, first.tolist(), n, **more) for n in range(c.samples)]
     grammar = None
     if vocab.kind == "byte":  # with a grammar in both cases, so that they share a program
         grammar = utf8_automaton(vocab) if c.valid_text else free_automaton(vocab)
@@ -174,6 +183,13 @@ def continuations(
         yield [(row, row.add(tokens, nll)) for row, tokens, nll in new]
         if all(row.ended for row in rows):
             return
+
+
+def _begun(text: str, separator: str) -> str:
+    """Returns the longest end of a text that is the beginning of a separator, but no whole one."""
+    rest = text.split(separator)[-1]
+    beginnings = (separator[:n] for n in range(len(separator) - 1, 0, -1))
+    return next(filter(rest.endswith, beginnings), "")
 
 
 def prompt_text(vocab: Vocab, prompt: Text) -> str:
