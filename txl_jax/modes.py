@@ -21,6 +21,7 @@ from txl_jax.messages import shown_path
 from txl_jax.model.precision import describe
 from txl_jax.parallel import processes
 from txl_jax.paths import path
+from txl_jax.training.fine_tuning import resolve_experiment
 from txl_jax.training.run import Stopped, headline, score_own_text, train_and_evaluate
 
 P = ParamSpec("P")
@@ -85,8 +86,10 @@ def use_model(
 ) -> int:
     """Evaluates or analyses the model of a workdir, or generates text with the model.
 
-    The settings are those of ``exp``, or without it those of the workdir with ``overrides``.
+    The settings are those of ``exp``, or without it those of the workdir with ``overrides``. If
+    ``exp`` has ``train.start_from``, it need not name the settings of the model.
     """
+    exp = exp and resolve_experiment(exp, workdir)[0]
     weights = exp.average.use if exp else overrides.get("average.use", "best")
     trained = load(workdir, step, None if weights == "best" else weights)
     of_run = trained.config

@@ -13,7 +13,9 @@ from run_records import StopAt
 from tiny_runs import arrays, corpus_and_experiment, experiment, text, train
 
 import txl_jax
+from txl_jax import modes
 from txl_jax.checkpoint.errors import CheckpointError, ModelFormatError, WorkdirError
+from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.config import ConfigError, load_config
 from txl_jax.convert import export
@@ -200,6 +202,25 @@ def test_another_start_is_another_run(trained, tmp_path):
 
 
 # What is refused.
+
+
+def test_the_config_that_started_a_run_also_uses_its_model(tmp_path, monkeypatch):
+    """The config names neither shape nor kind of token, which only the workdir has by then."""
+    claimed(tmp_path, tmp_path / "run")
+    exp, corpus = resolved(tmp_path / "text", tmp_path / "run", tmp_path / "tuned")
+    (tmp_path / "tuned").mkdir()
+    init_workdir(str(tmp_path / "tuned"), exp, corpus)
+    loaded = TrainedModel(txl_jax.TransformerXL(exp.model), {}, corpus.vocab, exp, 1)
+    used: list[Any] = []
+    monkeypatch.setattr(modes, "load", lambda *_: loaded)
+    monkeypatch.setattr(modes, "evaluate", lambda model, *_: used.append(model.config))
+    shutil.rmtree(tmp_path / "run")
+    given = {**UNNAMED, "data.vocab": None, "train.start_from": str(tmp_path / "run")}
+    asked = experiment(tmp_path / "text", **given, **{"evaluate.mem_len": 5})
+    modes.use_model("evaluate", asked, {}, str(tmp_path / "tuned"), "best")
+    (config,) = used
+    assert (config.model, config.data.vocab) == (exp.model, "char")
+    assert config.evaluate.mem_len == 5
 
 
 def test_another_shape_is_refused_with_the_flags_to_give(trained, tmp_path):
