@@ -497,6 +497,7 @@ def test_the_results_that_would_become_text_have_its_suffixes(tmp_path):
         ("text", "a.txt", {"o.json": "", "o.tokens": refused, "test.out": refused}),
         ("text", "train/a.txt", {"train/o.txt": refused, "runs/o.txt": "", "o.text": refused}),
         ("tokens", "a.npy", {"o.json": "", "o.bin": refused, "train/o.bin": ""}),
+        ("enwik8", "enwik8", {"o.json": "", "o.txt": "", "test.txt": refused}),
     ):
         folder = tmp_path / f"{name}-{others.replace('/', '-')}"
         for other in (others, *outputs):

@@ -109,6 +109,8 @@ def check_not_text(key: str, output: str | None, data: DataConfig) -> None:
     folders = os.path.relpath(file.path.parent, text).split(os.sep)
     if data.name == "tokens":
         is_part = folders == ["."] and file.suffix in ARRAYS
+    elif data.name != "text":
+        is_part = folders == ["."] and bool(splits_named(file.name))
     else:
         beside = {path.suffix.lower() for path in file.path.parent.iterdir()}
         left_out = file.suffix in WEAK and not beside.isdisjoint({*SUFFIXES, *READERS} - {*WEAK})
