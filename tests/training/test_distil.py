@@ -1,6 +1,7 @@
 """A student learns the mean probabilities of its teachers, word by word."""
 
 import dataclasses
+import io
 import json
 import types
 from typing import Any
@@ -13,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 from tiny_runs import corpus_and_experiment, run, run_in_workdir, train
 
 import txl_jax
+from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ConfigError
 from txl_jax.data.batch import SoftTargets
 from txl_jax.training import distil
@@ -215,6 +217,17 @@ def test_unsuitable_teachers_are_refused(teachers, tmp_path):
         soft_targets(exp, corpus, str(tmp_path), print)
     with pytest.raises(ConfigError, match=r"distil\.teachers.*needs train\.text_on_device"):
         corpus_and_experiment(folder, **{"distil.teachers": (names[0],)})
+
+
+@pytest.mark.parametrize("kept", [0, 100, -1], ids=["empty", "cut", "cut at its end"])
+def test_damaged_soft_targets_are_refused_in_one_line(tmp_path, kept):
+    whole = io.BytesIO()
+    np.savez(whole, words=np.zeros((9, 2), np.uint16), probabilities=np.zeros((9, 2), np.float16))
+    (tmp_path / FILE).write_bytes(whole.getvalue()[:kept])
+    changes = {"train.text_on_device": True, "distil.teachers": (str(tmp_path),)}
+    corpus, exp = corpus_and_experiment(tmp_path, **changes)
+    with pytest.raises(WorkdirError, match=r"soft_targets\.npz: is damaged \(.*\); remove this"):
+        soft_targets(exp, corpus, str(tmp_path), print)
 
 
 @pytest.mark.parametrize(

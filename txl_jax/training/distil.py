@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.loading import load
 from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.config.combinations import lengths_of
@@ -26,7 +27,7 @@ from txl_jax.data.pieces import Pieces
 from txl_jax.data.streams import ordered_streams
 from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.files import atomic_write
-from txl_jax.messages import shown_path
+from txl_jax.messages import one_line, shown_path
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.paths import path
 
@@ -47,15 +48,19 @@ def soft_targets(
     Entry i is the prediction of token i from the tokens before it, under the ``validate`` protocol
     that the run had at its first start. Entry 0 gives probability 1 to token 0. Returns ``None``
     without teachers, or if ``stop()`` became true. Raises ConfigError if a teacher is missing or
-    has another vocabulary.
+    has another vocabulary, and WorkdirError if the stored targets are damaged.
     """
     c = exp.distil
     if not c.teachers:
         return None
     stored = path(workdir, FILE)
     if stored.exists():  # of the same settings and text as the workdir
-        with stored.open("rb") as opened, np.load(opened) as file:
-            return SoftTargets(file["words"], file["probabilities"])
+        try:
+            with stored.open("rb") as opened, np.load(opened) as file:
+                return SoftTargets(file["words"], file["probabilities"])
+        except Exception as error:  # of NumPy, zipfile and zlib
+            fix = "remove this file, and the teachers are read again"
+            raise WorkdirError(f"{stored}: is damaged ({one_line(error)}); {fix}") from error
     if isinstance(corpus.train, Pieces):
         why = "teachers need a continuous text, but this text has separate documents or sentences"
         raise ConfigError(f"config key distil.teachers: {why}; leave this key out")
