@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 import types
@@ -637,6 +638,12 @@ def test_a_run_that_starts_from_a_model_is_planned_with_its_settings(tmp_path, m
     assert ahead.compile_ahead(exp, None, str(tmp_path / "tuned")) == 0
     expected = dataclasses.replace(trained.model, dropout=0.1)
     assert (planned[0].model, planned[0].data.vocab) == (expected, "char")
+    # Several seeds that have begun do not read the model that they started from.
+    seeds = {"seed": 3, "train.num_seeds": 2}
+    claimed(tmp_path / "tuned" / "seed_3", override(planned[0], {"seed": 3}), corpus)
+    shutil.rmtree(folder)
+    assert ahead.compile_ahead(override(exp, seeds), None, str(tmp_path / "tuned")) == 0
+    assert planned[1].model == expected
 
 
 # --------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from txl_jax.planning.run_programs import Flops, RunProgram, run_programs
 from txl_jax.planning.topologies import topology_devices
 from txl_jax.planning.vocabulary import with_vocab_size
 from txl_jax.training.fine_tuning import resolve_experiment
-from txl_jax.training.plan import training_mesh
+from txl_jax.training.plan import seed_runs, training_mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,8 @@ def compile_ahead(exp: ExperimentConfig, topology: str | None, workdir: str = ""
     ``topology`` is one such as ``v5e:4x4`` or ``h200:1x1x8``; ``None`` means the devices at hand.
     ``workdir`` is the folder of the run, which may have the settings of ``train.start_from``.
     """
-    exp = with_vocab_size(resolve_experiment(exp, workdir)[0])
+    _, folder = seed_runs(exp, workdir)[0]
+    exp = with_vocab_size(resolve_experiment(exp, folder)[0])
     devices = topology_devices(topology) if topology else list(jax.devices())
     mesh = training_mesh(exp, devices)
     exp = dataclasses.replace(exp, model=resolved(exp.model, mesh))
