@@ -121,6 +121,25 @@ def test_wandb_gets_the_run_offline_and_a_resumed_run_continues_it(tmp_path, mon
     assert "<pre>a &lt;word&gt;\n</pre>" in page.read_text()
 
 
+@pytest.mark.integration
+def test_each_of_several_seeds_has_a_run_of_its_own(tmp_path, monkeypatch):
+    """By default, wandb gives a second start in one process the run of the first one."""
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with contextlib.ExitStack() as stack:
+        for seed in (0, 1):
+            run = stack.enter_context(contextlib.closing(make_logger("a-project")))
+            run.start(str(tmp_path / f"seed_{seed}"), {}, 0)
+            run.metrics(1, {f"train/of_seed_{seed}": 1.5})
+    for seed in (0, 1):
+        (file,) = tmp_path.glob(f"seed_{seed}/wandb/offline-run-*/*.wandb")
+        limit = time.monotonic() + 60
+        while f"of_seed_{seed}".encode() not in file.read_bytes():  # written asynchronously
+            assert time.monotonic() < limit, file.read_bytes()
+            time.sleep(0.05)
+        assert f"of_seed_{1 - seed}".encode() not in file.read_bytes()
+
+
 def test_a_run_that_wandb_cannot_start_is_refused_in_one_line(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
 

@@ -156,6 +156,7 @@ class WandbRun(Logger):
                 dir=own,
                 id=made.read_bytes().decode(),
                 resume="allow",
+                reinit="create_new",  # else several seeds would share the run of the first one
                 settings=self._wandb.Settings(console="off", quiet=True),
             )
         except self._wandb.errors.Error as error:
