@@ -286,6 +286,19 @@ def test_without_a_corpus_the_vocabulary_tells_which_it_is_of(files, symbols, da
 # Export.
 
 
+def test_the_record_of_an_exported_model_describes_the_text_that_is_given(files):
+    convert.to_workdir(request(files))
+    convert.export(str(files / "run"), str(files / "out"))
+    symbols = txl_jax.load(str(files / "run")).vocab.symbols
+    (files / "other.txt").write_text(f"{' '.join(symbols[1:])}\n" * 40)
+    data = {"name": "text", "vocab": "word", "path": str(files / "other.txt")}
+    again = convert.Request(source=str(files / "out"), workdir=str(files / "again"), data=data)
+    convert.to_workdir(again)
+    record = json.loads((files / "again" / "config.json").read_text())
+    corpus = txl_jax.load(str(files / "again")).evaluate(batch_size=1, mem_len=8)
+    assert record["corpus"]["source_hash"] == corpus.about["source_hash"]
+
+
 def test_an_exported_model_comes_back_bit_for_bit(files):
     convert.to_workdir(request(files))
     want = txl_jax.load(str(files / "run"))

@@ -224,6 +224,8 @@ def _exported_to_workdir(r: Request) -> TransformerXLConfig:
         exp = ExperimentConfig.from_dict({**exp.to_dict(), "data": r.data})
     exp = with_absolute_paths(override(exp, r.overrides))
     described = read_record(r.source).get("corpus", {})
+    if r.data is not None:  # another text than that of training
+        described = describe_corpus(corpus_from_config(exp.data, trained.vocab))
     origin = {"format": "txl_jax", "step": trained.step}
     _write(r.workdir, exp, trained.vocab, trained.params, described, origin)
     return exp.model
