@@ -379,6 +379,10 @@ def test_a_separator_that_is_no_word_of_the_text_is_refused(tmp_path):
         (tmp_path / "x.txt").write_text(text.replace("<unk>", unknown))
         with pytest.raises(DataError, match=f"^{fault}; write it between spaces"):
             load_corpus("text", tmp_path / "x.txt", document_separator="<end>", **given)
+    (tmp_path / "x.txt").write_text("my friends sat here to the end\n" * 60)
+    fault = "document 0: ends with 'friend', and the separator is 'end'; write the separator"
+    with pytest.raises(DataError, match=fault):
+        load_corpus("text", tmp_path / "x.txt", document_separator="end", **given)
     (tmp_path / "x.txt").write_text("a <unk> b\n" * 60)
     assert load_corpus("text", tmp_path / "x.txt", document_separator="<unk>", **given).train.shared
 

@@ -181,7 +181,9 @@ def _write_documents(
     """
     starts, ended, mark, short = list[int](), [False], source.separator, 0
     kept = collections.Counter[str]()
-    if mark and not len(separator_ids(vocab, mark.decode("utf-8", "surrogateescape"))):
+    separator = None if mark is None else mark.decode("utf-8", "surrogateescape")
+    mark_ids = separator_ids(vocab, separator)
+    if mark is not None and not len(mark_ids):
         fix = "set data.document_separator to a text with a token"
         raise DataError(f"{where}: the separator {mark!r} has no token in this vocabulary; {fix}")
 
@@ -193,6 +195,8 @@ def _write_documents(
             name = f"{where}, document {number}"
             parts = list(vocab.encode_blocks([document], name, end_last_line=not last))
             size = sum(map(len, parts))
+            if last and vocab.kind == "word":
+                _check_whole(np.concatenate(parts), mark_ids, vocab, name)
             if mark is None and size < 2:
                 short += 1
                 continue
@@ -214,6 +218,14 @@ def _write_documents(
         raise DataError(f"{where}: the separator {mark!r} does not occur; {fix}")
     write_npy(path.with_suffix(STARTS), np.dtype(np.int64), [np.unique(starts)])
     return n, short, kept
+
+
+def _check_whole(ids: np.ndarray, mark_ids: np.ndarray, vocab: Vocab, name: str) -> None:
+    """Raises DataError if a document of words does not end with the words of the separator."""
+    if ids[-len(mark_ids) :].tolist() != mark_ids.tolist():
+        mark, word = vocab.decode(mark_ids), vocab.decode(ids[-len(mark_ids) :])
+        fix = "write the separator between spaces or lines in the text"
+        raise DataError(f"{name}: ends with {word!r}, and the separator is {mark!r}; {fix}")
 
 
 def _write_sentences(
