@@ -114,7 +114,7 @@ def test_stopped_seeds_resume_from_the_last_step_that_all_have(together, folder,
 
 
 @pytest.mark.slow
-def test_a_seed_that_was_ahead_saves_where_the_others_do(folder, tmp_path, monkeypatch):
+def test_a_seed_that_was_ahead_saves_where_the_others_do(folder, tmp_path, monkeypatch, capsys):
     """Seed 3 has saved step 8 and seed 4 has not; then the run is stopped at step 6."""
     changes = {"seed": 3, "train.num_seeds": 2, "train.eval_every": 0, "checkpoint.keep_best": 0}
     corpus, exp = corpus_and_experiment(folder, **changes)
@@ -131,6 +131,7 @@ def test_a_seed_that_was_ahead_saves_where_the_others_do(folder, tmp_path, monke
         train(plan, PreemptionGuard())
         assert [one.steps() for one in folders] == [[4, stop]] * 2
         shutil.rmtree(folders[1].step_path(stop))
+    assert capsys.readouterr().err.count("removed checkpoints 8, by which this seed was ahead") == 1
 
 
 def test_every_folder_gets_the_soft_targets_that_a_seed_alone_resumes_with(tmp_path):

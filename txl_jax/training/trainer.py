@@ -124,8 +124,11 @@ class Trainer:
 
         Otherwise no earlier step could be saved until the run is past them.
         """
-        self.checkpoints.remove_after(self.step)
-        self._saved = {step for step in self._saved if step <= self.step}
+        if later := sorted(step for step in self._saved if step > self.step):
+            steps = ", ".join(map(str, later))
+            self.log.message(f"removed checkpoints {steps}, by which this seed was ahead of others")
+            self.checkpoints.remove_after(self.step)
+            self._saved -= set(later)
 
     def close(self) -> None:
         """Prints how long each activity took, and closes the log."""
