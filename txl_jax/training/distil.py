@@ -10,6 +10,7 @@ A resumed run reads ``soft_targets.npz`` and does not load the teachers.
 """
 
 import io
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -76,9 +77,9 @@ def soft_targets(
 
 def copy_soft_targets(workdir: str, other: str) -> None:
     """Copies the soft targets of a workdir, if it has any, to another one without them."""
-    stored, copy = path(workdir, FILE), path(other, FILE)
-    if stored.exists() and not copy.exists():
-        atomic_write(str(copy), stored.read_bytes())
+    stored = path(workdir, FILE)
+    if stored.exists() and not path(other, FILE).exists():
+        atomic_write(os.path.join(other, FILE), stored.read_bytes())
 
 
 def teacher_probabilities(
