@@ -169,6 +169,7 @@ def test_an_interruption_ends_the_sweep_and_the_same_call_goes_on(folder):
         ({"loss.ar": [0.1, "much"]}, {}, "loss.ar = 'much': must be of type float"),
         ({"loss.ar": [0.1, 0.2, 0.10]}, {}, "sweep.grid: ar=0.1 is given twice"),
         ({"loss.ar": ["1e-1", 0.1]}, {}, "sweep.grid: ar=0.1 is given twice"),
+        ({"train.start_from": ["a/b", "a_b"]}, {}, "start_from=a_b is given beside start_from=a/b"),
         ({"seed": [1, 2]}, {}, "sweep.grid.seed = [1, 2]: cannot be a key of a sweep; give"),
         ({"train.num_seeds": [1, 2]}, {}, "give the number of seeds as sweep.seeds"),
         ({"evaluate.mem_len": [1]}, {}, "does not change the trained model"),

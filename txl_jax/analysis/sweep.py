@@ -159,12 +159,14 @@ def grid_runs(exp: ExperimentConfig, workdir: str) -> list[tuple[str, dict[str, 
         one = override(exp, {**base, **dict(zip(grid, chosen, strict=True))})
         settings = {key: flatten(one.to_dict())[key] for key in grid}
         name = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in settings.items())
-        if name in cells:
-            raise ConfigError(f"config key sweep.grid: {name} is given twice; leave one out")
         folder = os.path.join(workdir, re.sub(r"[^\w.+=-]", "_", name.replace(" ", "-")))
+        if folder in cells:
+            twice = "twice" if name == cells[folder][0] else f"beside {cells[folder][0]}"
+            why = f"{name} is given {twice}, and a folder can hold only one of them"
+            raise ConfigError(f"config key sweep.grid: {why}; leave one out")
         count = max(exp.sweep.seeds, exp.train.num_seeds)
         runs = [override(one, {"seed": exp.seed + n}) for n in range(count)]
-        cells[name] = name, settings, [(r, os.path.join(folder, f"seed_{r.seed}")) for r in runs]
+        cells[folder] = name, settings, [(r, os.path.join(folder, f"seed_{r.seed}")) for r in runs]
     return list(cells.values())
 
 
