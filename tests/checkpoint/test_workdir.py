@@ -494,8 +494,13 @@ def test_the_results_that_would_become_text_have_its_suffixes(tmp_path):
     refused = "would become a part of the text"
     for name, others, outputs in (
         ("text", "a.json", {"o.json": refused, "o.ndjson": refused, "o.log": ""}),
-        ("text", "a.txt", {"o.json": "", "o.tokens": refused, "test.out": refused}),
+        ("text", "a.txt", {"o.json": "", "o.tokens": refused, "test.tokens": refused}),
+        ("text", "a.txt.gz", {"o.json": "", "o.txt": refused}),
+        ("text", "train.txt", {"o.json": "", "test.json": refused}),
+        ("text", "a.md", {"o.md": refused, "o.json": refused, "runs/o.md": ""}),
         ("text", "train/a.txt", {"train/o.txt": refused, "runs/o.txt": "", "o.text": refused}),
+        ("text", "train/b.txt", {"train/o.json": "", "o.json": ""}),
+        ("text", "data/a.txt", {"data/o.txt": refused, "data/o.json": "", "o.json": refused}),
         ("tokens", "a.npy", {"o.json": "", "o.bin": refused, "train/o.bin": ""}),
         ("enwik8", "enwik8", {"o.json": "", "o.txt": "", "test.txt": refused}),
     ):

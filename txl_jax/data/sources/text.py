@@ -17,13 +17,12 @@ from txl_jax.data.sources import source
 from txl_jax.data.sources.download import download
 from txl_jax.data.sources.records import READERS, TABLES, is_json, texts
 from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
-from txl_jax.data.sources.splits import arrange, report
+from txl_jax.data.sources.splits import report
 from txl_jax.data.sources.stored import ZIP, PlainText, Stored, unpacked
 from txl_jax.data.sources.text_files import (
     SUFFIXES,
-    about_others,
     note_copies,
-    of_one_kind,
+    selected,
     text_files,
     unread,
 )
@@ -77,11 +76,8 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
     if path.is_dir() or name.lower().endswith(ZIP):
         files = text_files(path)
         sizes = {name: file.size for name, file in files.items()}
-        chosen = of_one_kind(files, where)
-        chosen = [name for name in chosen if not about_others(name)] or chosen
-        stem = lambda name: files[name].stem
-        found, rest = arrange({name: sizes[name] for name in chosen}, where, stem)
-        rest += [*sorted(files.keys() - set(chosen)), *unread(path, files)]
+        found, rest = selected(files, where)
+        rest += unread(path, files)
         report(where, found, rest, sizes)
         note_copies(where, [files[name] for names in found.values() for name in names])
     else:

@@ -1,6 +1,7 @@
 """Finds the files of a folder or zip archive that are a text, by the suffixes of their names."""
 
 import collections
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources import source
 from txl_jax.data.sources.records import OTHERS, READERS, WHOLE_JSON, saved_files
 from txl_jax.data.sources.source import hidden, say_once
-from txl_jax.data.sources.splits import listed, splits_named
+from txl_jax.data.sources.splits import arrange, listed, splits_named
 from txl_jax.data.sources.stored import ZIP, Stored, members
 from txl_jax.messages import argument, one_line, shown_path
 from txl_jax.paths import is_remote
@@ -104,21 +105,46 @@ def check_not_text(key: str, output: str | None, data: DataConfig) -> None:
     """Raises DataError if the output file of the setting ``key`` would be text of ``data``."""
     if output in (None, "-") or data.path is None or is_remote(data.path):
         return
-    text = os.path.realpath(expanded(data.path, "config key data.path"))
-    file = Stored(Path(os.path.realpath(str(output))), os.path.basename(str(output)), 0)
-    folders = os.path.relpath(file.path.parent, text).split(os.sep)
-    if data.name == "tokens":
-        is_part = folders == ["."] and file.suffix in ARRAYS
-    elif data.name != "text":
-        is_part = folders == ["."] and bool(splits_named(file.name))
+    text = Path(os.path.realpath(expanded(data.path, "config key data.path")))
+    file = Path(os.path.realpath(str(output)))
+    if data.name == "text":
+        is_part = text in file.parents and _is_read(file, text)
+    elif data.name == "tokens":
+        is_part = file.parent == text and file.suffix.lower() in ARRAYS
     else:
-        beside = {path.suffix.lower() for path in file.path.parent.iterdir()}
-        left_out = file.suffix in WEAK and not beside.isdisjoint({*SUFFIXES, *READERS} - {*WEAK})
-        inside = folders == ["."] or bool(splits_named(folders[0]))
-        is_part = inside and _may_be_text(file) and not left_out
-    if is_part or str(file.path) == text:
+        is_part = file.parent == text and bool(splits_named(file.name))
+    if is_part or file == text:
         named = f"config key {key} = {shown_path(str(output))!r}"
         raise DataError(f"{named}: would become a part of the text in data.path; name another file")
+
+
+def _is_read(path: Path, folder: Path) -> bool:
+    """Whether a new file in a folder of texts would be read, or would make the others unusable."""
+    name, others = os.path.relpath(path, folder), dict[str, Stored]()
+    with contextlib.suppress(DataError):  # the folder has no text
+        others = {n: f for n, f in text_files(folder).items() if n != name}
+    file = Stored(path, name, 1 + sum(f.size for f in others.values()))  # perhaps a large one
+    below, tops = os.path.dirname(name), {n.split("/")[0] for n in others}
+    known = not below or splits_named(name.split("/")[0]) or below in map(os.path.dirname, others)
+    wanted = _may_be_text if any(map(_may_be_text, others.values())) else _is_other
+    if not known or hidden(name) or not (_may_be_text(file) or wanted(file)):
+        return False
+    if not below and len(tops) == 1 and not splits_named(*tops) and (folder / tops.pop()).is_dir():
+        return True  # the only folder is read because no text is beside it
+    try:
+        found, _ = selected({**others, name: file}, str(folder))
+    except DataError:
+        return True
+    return any(name in names for names in found.values())
+
+
+def selected(files: Mapping[str, Stored], where: str) -> tuple[dict[str, list[str]], list[str]]:
+    """Returns the files of each split, and those that are left out, of one kind of file."""
+    chosen = of_one_kind(files, where)
+    chosen = [name for name in chosen if not about_others(name)] or chosen
+    sizes = {name: files[name].size for name in chosen}
+    found, rest = arrange(sizes, where, lambda name: files[name].stem)
+    return found, [*rest, *sorted(files.keys() - set(chosen))]
 
 
 def about_others(name: str) -> bool:
