@@ -169,6 +169,10 @@ def test_rows_of_a_batch_stop_as_they_do_alone(monkeypatch, size):
         ("word", "\n\n", "a\r\n", "\nb", "", "\n\n"),
         ("word", "\r\n", "a", "b\na", " b", "\n"),
         ("word", "B", "a", "a b a", " a ", "b"),
+        ("word", "b", "a", "ab aba b a", " ab aba ", "b"),  # a separator of words is whole words
+        ("word", "a b", "aba", "b a", " b a", "length"),
+        ("word", "a b", "b a", "b a", "", "a b"),
+        ("word", "\t", "a", "b a", " b a", "length"),  # it has no token
     ],
 )
 def test_a_separator_ends_a_continuation_where_it_ends(
@@ -178,6 +182,13 @@ def test_a_separator_ends_a_continuation_where_it_ends(
     ids = vocab.encode(made).tolist()
     (row,) = scripted(monkeypatch, vocab, [prompt], [ids], size, separator)
     assert (row.text, row.ended) == (text, ended)
+
+
+def test_no_other_stop_text_begins_in_the_prompt(monkeypatch):
+    vocab, made = VOCABS["byte"], "b\n\na"
+    ids, stop = [vocab.encode(made).tolist()], ("\nb",)
+    (row,) = scripted(monkeypatch, vocab, ["a\n"], ids, 1, "\n\n", stop=stop)
+    assert (row.text, row.ended) == ("b", "\n\n")
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])

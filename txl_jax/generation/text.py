@@ -68,7 +68,8 @@ class Continuation:
       ended: the reason for the end: ``length``, a stop text (``data.document_separator`` is one),
         ``separator`` for ids, or an empty string before the end.
       separator: the id that ends a document and the continuation, if there is one.
-      begun: the end of the prompt, if it is the beginning of a separator of text.
+      mark: the separator of text, which is one of the stop texts. It may begin in the prompt.
+      begun: the end of the prompt, if it is the beginning of ``mark``.
     """
 
     __repr__ = fields_repr
@@ -82,6 +83,7 @@ class Continuation:
     nll: list[float] = dataclasses.field(default_factory=list)
     ended: str = ""
     separator: int | None = None
+    mark: str = ""
     begun: str = ""
 
     def __post_init__(self):
@@ -115,10 +117,12 @@ class Continuation:
         if last and not self.c.valid_text:
             self._decoded += self._decoder.flush()
         ends = []  # (end, start, stop text) for each stop text in the new characters
-        whole = r"(?<!\S){}(?!\S)" if self.vocab.writes_words else "{}"
         for stop in self.c.stop:
-            pattern = re.compile(whole.format(re.escape(stop)))
-            if found := pattern.search(self._decoded, max(0, before - len(stop) + 1)):
+            is_mark = stop == self.mark
+            words = self.vocab.writes_words or (is_mark and self.vocab.kind == "word")
+            first = 0 if is_mark else len(self.begun)
+            pattern = re.compile(_pattern(stop, words))
+            if found := pattern.search(self._decoded, max(first, before - len(stop) + 1)):
                 ends.append((found.end(), found.start(), stop))
         if ends:
             _, start, self.ended = min(ends)
@@ -160,16 +164,17 @@ def continuations(
     end, mark = None, separator_ids(vocab, separator)
     if separator and vocab.kind == "id":
         end = int(mark[-1])
-    elif separator:
+    elif separator and len(mark):
         separator = vocab.decode(mark) if vocab.kind == "word" else separator  # CRLF, capitals
         c = dataclasses.replace(c, stop=(*c.stop, separator))
     rows: list[Continuation] = []
     for prompt, ids in zip(prompts, encoded, strict=True):
-        first = ids if len(prompt) or not separator else mark[-1:]
+        first = ids if len(prompt) or not len(mark) else mark[-1:]
         about = prompt_text(vocab, prompt), vocab, c
         more: dict[str, Any] = {"separator": end}
-        if separator and end is None and len(prompt):
-            more["begun"] = _begun(vocab.decode(ids), separator)
+        if separator and end is None and len(mark):
+            text = vocab.decode(ids) if len(prompt) else ""
+            more = {"mark": separator, "begun": _begun(text, separator, vocab.kind == "word")}
         rows += [Continuation(*about, first.tolist(), n, **more) for n in range(c.samples)]
     grammar = None
     if vocab.kind == "byte":  # with a grammar in both cases, so that they share a program
@@ -185,11 +190,18 @@ def continuations(
             return
 
 
-def _begun(text: str, separator: str) -> str:
+def _pattern(text: str, words: bool) -> str:
+    """Returns a pattern that finds a text, if ``words`` only as whole words."""
+    begins, ends = (words and not character.isspace() for character in (text[0], text[-1]))
+    return r"(?<!\S)" * begins + re.escape(text) + r"(?!\S)" * ends
+
+
+def _begun(text: str, separator: str, words: bool) -> str:
     """Returns the longest end of a text that is the beginning of a separator, but no whole one."""
-    rest = text.split(separator)[-1]
+    rest = re.split(_pattern(separator, words), text)[-1]
     beginnings = (separator[:n] for n in range(len(separator) - 1, 0, -1))
-    return next(filter(rest.endswith, beginnings), "")
+    at_end = lambda start: re.search(_pattern(start, words) + r"\Z", rest)
+    return next(filter(at_end, beginnings), "")
 
 
 def prompt_text(vocab: Vocab, prompt: Text) -> str:
