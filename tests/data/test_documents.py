@@ -511,6 +511,9 @@ def test_a_separator_is_a_symbol_of_the_model_whatever_is_beside_the_array(tmp_p
     fault = r"symbols.json: id 0 is '12' here and 'end of song' in the model's vocabulary"
     with pytest.raises(DataError, match=fault):
         trained.evaluate("train", {"path": tmp_path / "other"})
+    fault = "'end of song': is no id and no symbol of the model"
+    with pytest.raises(DataError, match=fault):
+        dataclasses.replace(trained, vocab=Vocab.from_ids(V)).evaluate("train")
 
 
 def test_arrays_are_scored_document_by_document(tmp_path, capsys):

@@ -178,8 +178,10 @@ def _with_documents(
         fault = f"the file {beside} gives the starts of documents too; remove it"
         raise DataError(f"data.document_separator = {separator!r}: {fault}, or leave the key out")
     if separator is not None:
-        known = symbols_in(path.parent)[1] if symbols is None else symbols
-        return separated(tokens, _separator_id(separator, known or []), str(path))
+        known, owner = symbols, "the model"
+        if known is None:
+            known, owner = symbols_in(path.parent)[1] or [], SYMBOLS
+        return separated(tokens, _separator_id(separator, known, owner), str(path))
     if not has_starts:
         return tokens
     starts = _open_npy(beside)
@@ -187,11 +189,11 @@ def _with_documents(
     return Pieces(tokens, starts.astype(np.int64), data.cross_documents)
 
 
-def _separator_id(separator: str, known: Sequence[str]) -> int:
+def _separator_id(separator: str, known: Sequence[str], owner: str) -> int:
     if separator in known:
         return known.index(separator)
     if not (separator.isascii() and separator.isdigit() and len(separator) < 19):
-        fault = "is no id and no symbol of symbols.json; give one"
+        fault = f"is no id and no symbol of {owner}; give one"
         raise DataError(f"data.document_separator = {separator!r}: {fault}")
     return int(separator)
 
