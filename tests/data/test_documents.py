@@ -383,6 +383,10 @@ def test_a_separator_that_is_no_word_of_the_text_is_refused(tmp_path):
     fault = "document 0: ends with 'friend', and the separator is 'end'; write the separator"
     with pytest.raises(DataError, match=fault):
         load_corpus("text", tmp_path / "x.txt", document_separator="end", **given)
+    (tmp_path / "x.txt").write_text("a b end c endless d end\n" * 60)
+    fault = "document 2: begins with 'less' right after the separator 'end'; write the separator"
+    with pytest.raises(DataError, match=fault):
+        load_corpus("text", tmp_path / "x.txt", document_separator="end", **given)
     (tmp_path / "x.txt").write_text("a <unk> b\n" * 60)
     assert load_corpus("text", tmp_path / "x.txt", document_separator="<unk>", **given).train.shared
 

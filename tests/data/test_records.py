@@ -368,6 +368,8 @@ def test_no_word_goes_on_in_the_next_record(tmp_path):
     corpus = load_corpus("text", tmp_path / "x.jsonl", **given)
     assert corpus.vocab.symbols == ["<eos>", "the", "cat", "saw", "a", "dog"]
     assert documents(corpus) == [f"{text}\n" for text in texts]
+    corpus = load_corpus("text", tmp_path / "x.jsonl", document_separator=" end", **given)
+    assert documents(corpus)[1:4] == ["end saw a end", "end dog end", "end the cat end"]
 
 
 def test_documents_of_no_or_one_token_are_left_out_and_counted(tmp_path, capsys):

@@ -25,7 +25,7 @@ from txl_jax.data.sources.cache import make_folder, write_errors, write_npy
 from txl_jax.data.sources.source import SPLITS, Source, check_utf8, file_hash, say_once
 from txl_jax.data.symbols import Kind
 from txl_jax.data.vocab import Vocab, separator_ids
-from txl_jax.messages import argument
+from txl_jax.messages import argument, short_repr
 from txl_jax.progress import watched
 
 
@@ -197,6 +197,8 @@ def _write_documents(
             size = sum(map(len, parts))
             if last and vocab.kind == "word":
                 _check_whole(np.concatenate(parts), mark_ids, vocab, name)
+            if ended[-1] and vocab.kind == "word" and not source.records:
+                _check_new_word(document, str(separator), name)
             if mark is None and size < 2:
                 short += 1
                 continue
@@ -226,6 +228,15 @@ def _check_whole(ids: np.ndarray, mark_ids: np.ndarray, vocab: Vocab, name: str)
         mark, word = vocab.decode(mark_ids), vocab.decode(ids[-len(mark_ids) :])
         fix = "write the separator between spaces or lines in the text"
         raise DataError(f"{name}: ends with {word!r}, and the separator is {mark!r}; {fix}")
+
+
+def _check_new_word(document: bytes, separator: str, name: str) -> None:
+    """Raises DataError if the separator before a document is the beginning of a word."""
+    first = document[:4].decode("utf-8", "ignore")[:1]
+    if not (separator[-1].isspace() or first.isspace()):
+        fault = f"begins with {short_repr(document.decode('utf-8', 'ignore').split()[0])}"
+        fix = "write the separator between spaces or lines in the text"
+        raise DataError(f"{name}: {fault} right after the separator {separator!r}; {fix}")
 
 
 def _write_sentences(

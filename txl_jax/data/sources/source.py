@@ -89,6 +89,7 @@ class Source:
     recorded: Mapping[str, str] = dataclasses.field(default_factory=dict)  # sha256 when downloaded
     separator: bytes | None = None  # ends each document
     sizes: Mapping[str, np.ndarray] | None = None  # bytes of each document, without a separator
+    records: bool = False  # whether each document is a record, which begins with a new word
 
     def __post_init__(self):
         for split in SPLITS:

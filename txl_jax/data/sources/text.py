@@ -167,6 +167,7 @@ def _source(
                 joined[split] = part, sizes if sizes is None else sizes[edges[n] : edges[n + 1]]
     splits = {split: joined[split][0] for split in SPLITS}
     known: dict[str, Any] = {"counted": SPLITS, "label": label, "protocol": protocol}
+    known["records"] = all(f.sizes is not None for named in files.values() for f in named.values())
     if sizes is not None:
         known["sizes"] = {split: joined[split][1] for split in SPLITS}
     return Source("text", whole, splits, **known)
