@@ -1,5 +1,6 @@
 """Runs each ``--mode`` of the command; the function of a mode returns an exit code."""
 
+import contextlib
 import functools
 import importlib
 import signal
@@ -14,7 +15,7 @@ from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
 from txl_jax.checkpoint.workdir_files import MODE_FILES, check_file, check_outputs
 from txl_jax.command_line import command_for, command_with, typed_command
-from txl_jax.config import ANALYSES, ExperimentConfig, override
+from txl_jax.config import ANALYSES, ConfigError, ExperimentConfig, override
 from txl_jax.evaluation.split import write_evaluation
 from txl_jax.generation.write import set_stream_errors, write_continuations
 from txl_jax.messages import shown_path
@@ -89,7 +90,8 @@ def use_model(
     The settings are those of ``exp``, or without it those of the workdir with ``overrides``. If
     ``exp`` has ``train.start_from``, it need not name the settings of the model.
     """
-    exp = exp and resolve_experiment(exp, workdir)[0]
+    with contextlib.suppress(ConfigError):  # the workdir has the model, even if that one is gone
+        exp = exp and resolve_experiment(exp, workdir)[0]
     weights = exp.average.use if exp else overrides.get("average.use", "best")
     trained = load(workdir, step, None if weights == "best" else weights)
     of_run = trained.config

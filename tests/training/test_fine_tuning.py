@@ -218,9 +218,12 @@ def test_the_config_that_started_a_run_also_uses_its_model(tmp_path, monkeypatch
     given = {**UNNAMED, "data.vocab": None, "train.start_from": str(tmp_path / "run")}
     asked = experiment(tmp_path / "text", **given, **{"evaluate.mem_len": 5})
     modes.use_model("evaluate", asked, {}, str(tmp_path / "tuned"), "best")
-    (config,) = used
+    moved = txl_jax.config.override(exp, {"train.start_from": str(tmp_path / "moved")})
+    modes.use_model("evaluate", moved, {}, str(tmp_path / "tuned"), "best")
+    config, of_moved = used
     assert (config.model, config.data.vocab) == (exp.model, "char")
     assert config.evaluate.mem_len == 5
+    assert of_moved.model == exp.model
 
 
 def test_another_shape_is_refused_with_the_flags_to_give(trained, tmp_path):
