@@ -41,7 +41,7 @@ if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and EARLIER:
 # Without this flag, eight devices may wait for each other for ever (txl_jax/parallel/processes.py).
 IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 os.environ["XLA_FLAGS"] = " ".join(filter(None, (os.environ.get("XLA_FLAGS"), IN_ORDER)))
-os.environ.setdefault("PJRT_NPROC", "64")  # threads of XLA, for the same reason
+os.environ.setdefault("PJRT_NPROC", "24")  # threads of XLA, for the same reason
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
 )

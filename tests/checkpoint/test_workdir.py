@@ -484,31 +484,28 @@ def test_results_are_not_written_into_the_text(claimed, tmp_path, key, monkeypat
         refuse: Any = lambda c=asked: check_final_outputs(c, corpus)
         if key == "score.json":
             refuse = lambda c=asked: any_text.run(mock.Mock(config=c), "unused")
-        with pytest.raises(DataError, match=f"{key} = .*: would become a part of the text"):
+        with pytest.raises(DataError, match=f"{key} = .*: is in the folder of the texts"):
             refuse()
     assert text.read_text() == "the cat\n"
     check_final_outputs(override(exp, {"generate.json": str(tmp_path / "o.json")}), corpus)
 
 
-def test_the_results_that_would_become_text_have_its_suffixes(tmp_path):
-    refused = "would become a part of the text"
+def test_results_are_not_written_into_a_folder_that_texts_are_read_from(tmp_path):
     for name, others, outputs in (
-        ("text", "a.json", {"o.json": refused, "o.ndjson": refused, "o.log": ""}),
-        ("text", "a.txt", {"o.json": "", "o.tokens": refused, "test.tokens": refused}),
-        ("text", "a.txt.gz", {"o.json": "", "o.txt": refused}),
-        ("text", "train.txt", {"o.json": "", "test.json": refused}),
-        ("text", "a.md", {"o.md": refused, "o.json": refused, "runs/o.md": ""}),
-        ("text", "train/a.txt", {"train/o.txt": refused, "runs/o.txt": "", "o.text": refused}),
-        ("text", "train/b.txt", {"train/o.json": "", "o.json": ""}),
-        ("text", "data/a.txt", {"data/o.txt": refused, "data/o.json": "", "o.json": refused}),
-        ("tokens", "a.npy", {"o.json": "", "o.bin": refused, "train/o.bin": ""}),
-        ("enwik8", "enwik8", {"o.json": "", "o.txt": "", "test.txt": refused}),
+        ("text", "a.txt", {"o.json": False, "runs/o.json": True, "test/o.txt": False}),
+        ("text", "train/a.txt", {"train/o.json": False, "train/x/o.json": False, "o.json": False}),
+        ("text", "data/a.txt", {"data/o.json": False, "data/x/o.json": False}),
+        ("text", "none/", {"o.json": False}),
+        ("tokens", "a.npy", {"o.json": False, "runs/o.bin": True}),
+        ("enwik8", "enwik8", {"o.json": False, "runs/o.txt": True}),
     ):
         folder = tmp_path / f"{name}-{others.replace('/', '-')}"
         for other in (others, *outputs):
             (folder / other).parent.mkdir(parents=True, exist_ok=True)
-        (folder / others).touch()
+        if not others.endswith("/"):
+            (folder / others).touch()
         data = ExperimentConfig.from_dict({"data": {"name": name, "path": str(folder)}}).data
-        for output, fault in outputs.items():
-            with pytest.raises(DataError, match=fault) if fault else contextlib.nullcontext():
+        for output, allowed in outputs.items():
+            refused = pytest.raises(DataError, match="is in the folder of the texts")
+            with contextlib.nullcontext() if allowed else refused:
                 check_file("score.json", str(folder / output), data)

@@ -102,40 +102,22 @@ def _is_other(file: Stored) -> bool:
 
 
 def check_not_text(key: str, output: str | None, data: DataConfig) -> None:
-    """Raises DataError if the output file of the setting ``key`` would be text of ``data``."""
+    """Raises DataError if the output file of the setting ``key`` would be among texts of ``data``.
+
+    There the next run could read it as text.
+    """
     if output in (None, "-") or data.path is None or is_remote(data.path):
         return
     text = Path(os.path.realpath(expanded(data.path, "config key data.path")))
-    file = Path(os.path.realpath(str(output)))
-    if data.name == "text":
-        is_part = text in file.parents and _is_read(file, text)
-    elif data.name == "tokens":
-        is_part = file.parent == text and file.suffix.lower() in ARRAYS
-    else:
-        is_part = file.parent == text and bool(splits_named(file.name))
-    if is_part or file == text:
+    file, folders = Path(os.path.realpath(str(output))), set[str]()
+    if data.name == "text" and text.is_dir():
+        with contextlib.suppress(DataError):  # the folder has no text
+            folders = {name.split("/")[0] for name in text_files(text)}
+    below = file.relative_to(text).parts if text in file.parents else ()
+    is_read = below and (len(below) == 1 or below[0] in folders or splits_named(below[0]))
+    if file == text or is_read:
         named = f"config key {key} = {shown_path(str(output))!r}"
-        raise DataError(f"{named}: would become a part of the text in data.path; name another file")
-
-
-def _is_read(path: Path, folder: Path) -> bool:
-    """Whether a new file in a folder of texts would be read, or would make the others unusable."""
-    name, others = os.path.relpath(path, folder), dict[str, Stored]()
-    with contextlib.suppress(DataError):  # the folder has no text
-        others = {n: f for n, f in text_files(folder).items() if n != name}
-    file = Stored(path, name, 1 + sum(f.size for f in others.values()))  # perhaps a large one
-    below, tops = os.path.dirname(name), {n.split("/")[0] for n in others}
-    known = not below or splits_named(name.split("/")[0]) or below in map(os.path.dirname, others)
-    wanted = _may_be_text if any(map(_may_be_text, others.values())) else _is_other
-    if not known or hidden(name) or not (_may_be_text(file) or wanted(file)):
-        return False
-    if not below and len(tops) == 1 and not splits_named(*tops) and (folder / tops.pop()).is_dir():
-        return True  # the only folder is read because no text is beside it
-    try:
-        found, _ = selected({**others, name: file}, str(folder))
-    except DataError:
-        return True
-    return any(name in names for names in found.values())
+        raise DataError(f"{named}: is in the folder of the texts, data.path; name another folder")
 
 
 def selected(files: Mapping[str, Stored], where: str) -> tuple[dict[str, list[str]], list[str]]:
