@@ -1,14 +1,15 @@
-"""Measures environment steps a second of an agent's memory, and of a plain Flax model of its form.
+"""Measures environment steps a second of ``agents.Actor``, and of the same model in plain Flax.
 
     python -m benchmarks.acting [--environments=16,64,512] [--lengths=32,128,512] [--out=FILE]
 
-Acting is ``agents.Actor`` under ``scan``, for a rollout of ``--steps`` steps. It projects memory
-once, where the rollout starts. The plain model (plain_gtrxl.py) keeps hidden states and projects
-all of them at every step. Learning is the gradient of ``--windows`` windows of ``--window`` steps,
-from a full memory of ``--learning-memory``. Both programs have the same parameters. Their outputs
-are compared first, and then they are timed in turn. The form and the length of a rollout are those
-of transformerXL_PPO_JAX: GTrXL of two layers, width 256, 8 heads, with gates, 128 steps. With
-``--dtype=bfloat16`` both programs compute in bfloat16, and the plain model is timed in float32 too.
+For acting, ``agents.Actor`` runs a rollout of ``--steps`` steps under ``jax.lax.scan``. It projects
+its memory once, at the start of the rollout. The plain model (plain_gtrxl.py) keeps hidden states
+and projects all of them at every step. For learning, both models compute the gradient of
+``--windows`` windows of ``--window`` steps, which start with a full memory of ``--learning-memory``
+steps. Both models have the same parameters. The benchmark first compares their outputs, and then
+times them in turn. Model and rollout are those of transformerXL_PPO_JAX: GTrXL with gates, two
+layers, width 256 and 8 heads; 128 steps. With ``--dtype=bfloat16`` both models compute in bfloat16,
+and the plain model is timed in float32 too.
 """
 
 import argparse
@@ -50,7 +51,7 @@ class Programs:
         return mems.replace(hidden=hidden, filled=jnp.full(rows, mem_len))
 
     def acting(self, rows: int, mem_len: int, steps: int):
-        """Returns timers, by program, of ``steps`` steps of acting in ``rows`` environments."""
+        """Returns by name a timer of each program: ``steps`` steps in ``rows`` environments."""
         mems = self.memory(rows, mem_len)
         inputs = jax.random.normal(jax.random.key(2), (steps, rows, self.width))
         begins = jax.random.bernoulli(jax.random.key(3), 0.02, (steps, rows))
@@ -82,7 +83,7 @@ class Programs:
         return self._both(ours, plain, arguments)
 
     def learning(self, rows: int, window: int, mem_len: int):
-        """Returns timers, by program, of windows' outputs and the gradient of their mean square."""
+        """Returns by name a timer of each program: the gradient of the outputs' mean square."""
         mems = self.memory(rows, mem_len)
         inputs = jax.random.normal(jax.random.key(2), (rows, window, self.width))
         begins = jax.random.bernoulli(jax.random.key(3), 0.02, (rows, window))
@@ -109,7 +110,7 @@ class Programs:
         return self._both(gradient(ours), gradient(plain), (inputs, begins, mems))
 
     def _both(self, ours, plain, arguments):
-        """Returns a timer of each program by name, after a check that their outputs agree."""
+        """Checks that the programs' outputs agree; returns by name a timer of each program."""
         dtype = self.ours.cfg.dtype
         functions = {
             "txl_jax": (ours, self.variables),

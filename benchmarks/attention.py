@@ -1,10 +1,12 @@
-"""Compares implementations of attention: time of forward and backward pass, and memory held.
+"""Compares implementations of attention: time of forward and backward pass, device memory.
 
     python -m benchmarks.attention [--implementations=reference,xla] [--lengths=768] [--dtype=…]
 
-Each length is T = M. Each number of ``--keys`` is then a K: T is the first length and M = K - T, to
-see how memory grows. Heads and their width are those of enwik8_24l, and there is one row, unless
-flags say otherwise. Before it is timed, an implementation is compared with the plain form
+Each number of ``--lengths`` is one case, with this segment length T and the same memory length M.
+Each number of ``--keys`` is one more case, with this number of keys K: T is the first length and
+M = K - T. These cases show how the device memory grows. By default, the number of heads and their
+width are those of enwik8_24l, and the batch has one row. Before the benchmark times an
+implementation, it compares the results with those of the plain form
 (txl_jax/model/kernels/parity.py).
 """
 

@@ -2,11 +2,11 @@
 
     python -m benchmarks.attention_bundles [--topologies=v5e:2x2] [--widths=64,128]
 
-Compiles the kernels (with the extra tpu) for T = M = 768 with dropout, and prints for each of them
-the number of VLIW bundles in the loop for one tile of 256 x 256 scores, with and without masks. A
-bundle is what a TPU's core starts in one cycle. If data arrives in time, there are as many cycles
-as bundles, because the compiler has scheduled the waiting too. The code that runs once for each
-tile of queries is not counted.
+Compiles the attention kernels (with the extra tpu) for T = M = 768 with dropout. For each kernel it
+prints the number of VLIW bundles that the kernel's loop runs for one tile of 256 x 256 scores, with
+and without masks. A bundle holds the instructions that a TPU's core starts in one cycle. If data
+arrives in time, the loop takes as many cycles as it has bundles, because the compiler schedules the
+waiting too. The code that runs once for each tile of queries, outside of this loop, is not counted.
 """
 
 import argparse
@@ -27,15 +27,15 @@ from txl_jax.planning.topologies import topology_devices
 
 KERNELS = ("forward", "backward")
 _BUNDLE = re.compile(r"^ *(?:0x[0-9a-f]+|0) +(\w*) *:[ >]*\{(.*)", re.MULTILINE)
-_ENDS = ("LB", "LE", "PB", "PF", "CT")  # targets of branches
+_ENDS = ("LB", "LE", "PB", "PF", "CT")  # labels of branch targets
 _LENGTH, _HEADS, _ROWS = 768, 2, 2
 
 
 class Counted(NamedTuple):
-    """The bundles of a kernel for a tile inside the mask, and for one at an edge of the mask.
+    """The bundles of a kernel for a tile that needs no mask, and for a tile at an edge of the mask.
 
-    ``products`` and ``spilled`` count instructions of the tile at an edge: products of the matrix
-    units, and stores and loads of registers that did not fit.
+    ``products`` and ``spilled`` count instructions for the tile at an edge: matrix products, and
+    stores and loads of spilled registers.
     """
 
     kernel: str
@@ -70,13 +70,13 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def write_machine_code(folder: str) -> None:
-    """Makes libtpu write machine code to a folder; must precede its first compilation."""
+    """Makes libtpu write machine code to a folder; call this before the first compilation."""
     os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
     os.environ.pop("XLA_FLAGS", None)
 
 
 def compile_attention(topology: str, width: int, dtype: str, rate: float) -> None:
-    """Compiles attention with heads of ``width`` and its gradients for one chip of a slice."""
+    """Compiles attention with heads of ``width``, and its gradients, for one chip of a topology."""
     there = jax.sharding.SingleDeviceSharding(topology_devices(topology)[0])
 
     def of(*shape: int, dtype: str = dtype) -> jax.ShapeDtypeStruct:
@@ -96,7 +96,7 @@ def compile_attention(topology: str, width: int, dtype: str, rate: float) -> Non
 
 
 def counted(folder: pathlib.Path) -> list[Counted]:
-    """Counts the bundles of kernels that libtpu wrote to a folder, and empties the folder."""
+    """Counts the bundles of the kernels that libtpu wrote to a folder, then empties the folder."""
     found = []
     for file in folder.iterdir():
         if file.name.endswith("-final_bundles.txt") and "schedule-analysis" not in file.name:

@@ -2,11 +2,12 @@
 
     python -m benchmarks.attention_cycles [--capabilities=90] [--widths=64,128] [--dtypes=bfloat16]
 
-Compiles the kernels (with the extra compile-cuda) for T = M = 768 with dropout, and prints for each
-of them its tiling, issue cycles, registers, spilled bytes of a thread, and shared memory. Issue
-cycles are the instructions of all warps divided by four, since a GPU's multiprocessor issues four
-at a time. They are those of the loop for 64 x 64 scores that no edge of the attention mask crosses;
-in brackets, those for scores that an edge crosses.
+Compiles the attention kernels (with the extra compile-cuda) for T = M = 768 with dropout. For each
+kernel it prints the tiling, issue cycles, registers and spilled bytes of a thread, and shared
+memory. Issue cycles are the instructions of all warps divided by four, because a multiprocessor of
+the GPU issues four instructions at a time. The instructions are those that the kernel's loop runs
+for 64 x 64 scores. The number in brackets is for tiles that an edge of the attention mask crosses,
+and the number before it is for all other tiles.
 """
 
 import argparse
@@ -40,7 +41,7 @@ _BACKWARD = re.compile(r"\bBRA\b.*?(0x[0-9a-f]+)")
 
 
 class Counted(NamedTuple):
-    """The cost of one kernel's machine code; ``edge`` is ``None`` if all its tiles are alike."""
+    """The cost of a kernel's machine code; ``edge`` is ``None`` if one loop does all its tiles."""
 
     kernel: str
     tiling: triton.Tiling
@@ -86,7 +87,7 @@ def counted(
 ) -> list[Counted]:
     """Returns the cost of each kernel for heads of width ``h``, in the order of :data:`KERNELS`.
 
-    With ``ring``, memory is the ring buffer of a cache.
+    With ``ring``, the memory is a ring buffer, as in a cache.
     """
     with compiled_kernels() as made:
         form = lower(h, dtype, capability, rate, ring=ring)
@@ -155,7 +156,7 @@ def lower(
 
 
 def assembled(ptx: str) -> tuple[int, int, str]:
-    """Assembles PTX; returns registers and spilled bytes of a thread, and the machine code."""
+    """Assembles PTX; returns registers and spilled bytes per thread, and the machine code."""
     from triton import knobs
 
     found = re.search(r"\.target (sm_(\d+)\w*)", ptx)

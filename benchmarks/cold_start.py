@@ -3,20 +3,22 @@
     python -m benchmarks.cold_start --workdir=RUN [--data-path=DATA] [--streams=1,4,10] \
         [--out=FILE.json]
 
-``--workdir`` is a finished run with a memory; its ``evaluate`` section is the protocol, and its
-whole split is scored. There are three series, each with every number of streams:
+``--workdir`` is a finished run of a model with memory. The ``evaluate`` section of its config is
+the protocol, and the complete split is scored. The program scores three series, each with every
+number of streams:
 
 | series | window | before a stream's first segment |
 |---|---|---|
-| own protocol | the recipe's | nothing (its own ``warm_start``, if it has one) |
+| own protocol | the recipe's | nothing, or the tokens of the recipe's ``warm_start`` |
 | window, cold | ``pytorch`` | nothing |
 | window, warm | ``pytorch`` | the n_layer * mem_len tokens of text before it |
 
-A cold stream predicts its first tokens without a past, so more streams score worse. With the
-window no token sees further back than n_layer * mem_len tokens, so several warm streams score as
-one stream does, up to rounding. The output has the difference from one stream of the same series,
-in percent of perplexity or of bits. The warm series is compared with one stream of the cold series,
-for the first stream has nothing before it.
+A cold stream starts with an empty memory, so it predicts its first tokens with little context, and
+scores get worse with more streams. With the window ``pytorch``, a prediction depends on at most the
+last n_layer * mem_len tokens, so several warm streams score like a single stream, up to rounding.
+The output has the difference from the score of a single stream in the same series, in percent of
+perplexity or of bits. The warm series is compared with a single stream of the cold series, because
+a single stream has no text before it.
 """
 
 import dataclasses
@@ -44,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure(scorer: Scorer, streams: list[int]) -> list[Row]:
-    """Returns rows of all series; ``difference_percent`` is the difference from one stream."""
+    """Returns the rows of all series; ``difference_percent`` is relative to a single stream."""
     own = scorer.trained.config.evaluate
     rows = []
     base: dict[str, float] = {}

@@ -1,13 +1,14 @@
-"""Compares fresh figures with the committed ones, and says what became slower.
+"""Compares new benchmark results with the committed ones, and says what became slower.
 
     python -m benchmarks.compare FRESH.json … [--committed=benchmarks/results] [--allowed=0.15]
 
-The files are written by ``--out`` of train_speed, eval_speed and generate_speed. Each fresh ratio
-to a peer is compared with that of the newest committed file of the same benchmark, size, settings,
-device and processor. Ratios of one processor may be compared where seconds may not. A ratio that
-was only committed for another processor is refused: the two programs use a processor's caches and
-vector units differently. The exit code is 1 if a ratio fell by more than ``--allowed``, and 2 if a
-ratio was refused.
+The files FRESH.json are those that train_speed, eval_speed and generate_speed write with ``--out``.
+A ratio says how many times faster txl_jax is than another program in the same run. Each new ratio
+is compared with the ratio in the newest committed file of the same benchmark, size, settings,
+device and processor. On the same kind of processor, ratios can be compared even where seconds
+cannot. If a ratio was committed only for other processors, the comparison is refused, because the
+two programs use the caches and vector units of a processor differently. The exit code is 1 if a
+ratio fell by more than ``--allowed``, and 2 if a comparison was refused.
 """
 
 import argparse
@@ -21,7 +22,7 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compares and prints; returns 2 if a ratio was refused, else 1 if one fell too far, else 0."""
+    """Compares and prints; returns 2 if a ratio was refused, else 1 if a ratio fell, else 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("fresh", nargs="+")
     parser.add_argument("--committed", default=str(RESULTS))

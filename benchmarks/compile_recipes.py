@@ -1,17 +1,18 @@
-"""Compiles every recipe of ``configs/`` for absent GPUs, a process each, and writes a table.
+"""Compiles every recipe of ``configs/`` for GPUs; writes a table. No GPU is needed.
 
     python -m benchmarks.compile_recipes --out=DIR [--recipes=ptb,wt103_large] [--seconds=1200]
     python -m benchmarks.compile_recipes --out=DIR --gpu-pass
     python -m benchmarks.compile_recipes --out=DIR --ptb
 
-Each recipe has one command, ``python -m txl_jax.main --config=configs/RECIPE.py --mode=compile
---topology=KIND:1x1xN``. Its output is written to ``DIR/RECIPE-KIND-xN.txt``. A file that exists is
-not made again, so a later call continues. ``DIR/table.md`` has a row for each file, and the
-processor and the versions of this Python. Needs the extra ``compile-cuda``, and no GPU.
+For each recipe and topology, the program runs the command ``python -m txl_jax.main
+--config=configs/RECIPE.py --mode=compile --topology=KIND:1x1xN`` in a process of its own. It writes
+the output of the command to ``DIR/RECIPE-KIND-xN.txt``. A later call skips the commands whose file
+exists, and so continues the earlier call. ``DIR/table.md`` has a row for each file, and the
+processor and the versions of this Python. Compiling needs the extra ``compile-cuda``.
 
-With ``--gpu-pass`` the recipes are those that ``gpu.sh`` trains, for one H200, with its batch
-sizes, dtypes and forms of layers; with ``--ptb`` they are the candidates of ``ptb_gpu.sh`` in
-results/ptb/README.md.
+With ``--gpu-pass`` the program compiles what ``gpu.sh`` trains, for one H200, with the same batch
+sizes, dtypes, and scanned or unrolled layers. With ``--ptb`` it compiles the candidates for Penn
+Treebank, whose ``ptb_gpu.sh`` commands are in results/ptb/README.md.
 """
 
 import argparse
@@ -47,9 +48,9 @@ ON_EIGHT = (
 )
 """Recipes for eight GPUs; the others are for one."""
 LARGE = ("enwik8_24l", "wt103_large", "lm1b_large")
-"""Recipes that are compiled for H100s too, and for one GPU, which takes the batch in eighths."""
+"""Recipes that are also compiled for H100s, and for one GPU with 8 micro-batches."""
 UNKNOWN_VOCABULARY = {"my_text": 256, "my_tokens": 256}
-"""Recipes for a text of the user's own, and the vocabulary size that they are compiled with."""
+"""Recipes for the user's own text, and the vocabulary size with which they are compiled."""
 SLOWEST = ("ptb", "ptb_authors")
 """Recipes whose unrolled layers take minutes to compile; they come last."""
 _WHEELS = ("jax", "jax-cuda13-plugin", "jax-triton", "triton", "nvidia-cuda-nvcc")
@@ -61,7 +62,7 @@ _TOLD = re.MULTILINE | re.DOTALL
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compiles what has no file yet, and writes the table."""
+    """Runs the commands that have no output file yet, and writes the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", required=True)
     parser.add_argument("--recipes", help="names by comma; all of them if left out")
@@ -98,7 +99,7 @@ def topologies(recipe: str) -> Iterator[tuple[str, list[str]]]:
 
 
 Jobs = Iterator[tuple[str, list[str]]]
-"""Names of output files, and the arguments of ``python`` in the command of each."""
+"""For each job the name of its output file, and the arguments of ``python`` in its command."""
 
 
 def recipe_jobs(chosen: list[str]) -> Jobs:
@@ -112,7 +113,7 @@ def recipe_jobs(chosen: list[str]) -> Jobs:
 
 
 def gpu_pass_jobs() -> Jobs:
-    """Yields a job for each recipe that gpu.sh trains, in each compute type and form of layers."""
+    """Yields a job for each run of gpu.sh: a recipe in one dtype, with layers scanned or not."""
     for name, words, _ in gpu_pass.commands(None):
         if name.startswith("train_"):
             settings = [w.replace("--set=", "--config.") for w in words if w.startswith("--set=")]
@@ -122,7 +123,7 @@ def gpu_pass_jobs() -> Jobs:
 
 
 def ptb_jobs() -> Jobs:
-    """Yields a job for each candidate of Penn Treebank."""
+    """Yields a job for each candidate for Penn Treebank in results/ptb/README.md."""
     page = (ROOT / "benchmarks" / "results" / "ptb" / "README.md").read_text(encoding="utf-8")
     for line in page.replace("\\\n", " ").splitlines():
         if line.startswith("benchmarks/ptb_gpu.sh "):
@@ -139,7 +140,7 @@ def command(recipe: str, topology: str, settings: list[str]) -> list[str]:
 
 
 def compiled(words: list[str], seconds: float) -> str:
-    """Runs a command; returns its text, its output and how it ended."""
+    """Runs a command; returns a text with the command, its output and how it ended."""
     began = time.monotonic()
     try:
         ended = subprocess.run(
@@ -161,12 +162,12 @@ def compiled(words: list[str], seconds: float) -> str:
 
 
 def row(path: pathlib.Path) -> str:
-    """Returns the row of a file in the table."""
+    """Returns the table's row for an output file."""
     return f"| {' | '.join(cells(path))} |"
 
 
 def cells(path: pathlib.Path) -> list[str]:
-    """Returns the cells of a file's row, in the order of the table's head."""
+    """Returns the cells of the row for an output file, in the order of ``_COLUMNS``."""
     recipe, kind, number = path.stem.rsplit("-", 2)
     whole = path.read_text(encoding="utf-8")
     parts = dict(re.findall(r"^(train|validate|evaluate): (.*?compiled in.*?$)", whole, _TOLD))
@@ -184,7 +185,7 @@ def cells(path: pathlib.Path) -> list[str]:
 
 
 def table(out: pathlib.Path) -> str:
-    """Returns the table of all files of a folder, below the date, the machine and the versions."""
+    """Returns the date, machine and versions, and below them the table of a folder's files."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _WHEELS)
     python = f"Python {platform.python_version()}, {versions}"
     about = f"{datetime.date.today()}, {cpu_name()}, {os.cpu_count()} cores; {python}"

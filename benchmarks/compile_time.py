@@ -1,11 +1,13 @@
-"""Times the compilation of the training step, by number of layers and by how they are run.
+"""Times the compilation of the training step, with unrolled and with scanned layers.
 
     python -m benchmarks.compile_time [--layers=4,24] [--repeats=5] [--out=FILE.json]
 
-The step of a model of width 512 (8 heads of 64, inner width 2,048, 204 symbols, dropout 0.1), with
-B = 4 and T = M = 128, is traced, lowered and compiled. Forms and numbers of layers take turns, so
-that a busy machine slows all of them. The output has the median and the range of each, and for each
-form the ratio of the most layers to the fewest. XLA compiles for the devices of this machine.
+The program traces, lowers and compiles the step of a model of width 512 (8 heads of 64, inner width
+2,048, 204 symbols, dropout 0.1), with batch size 4, segments of 128 tokens and memory 128. It does
+so for several numbers of layers, in each of three forms: unrolled, scanned, and scanned with
+recomputation. All combinations take turns, so that a busy machine slows all of them. The output has
+the median and the range of the seconds, and for each form the ratio of the seconds with the most
+layers to those with the fewest. XLA compiles for the devices of this machine.
 """
 
 import argparse

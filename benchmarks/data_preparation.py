@@ -1,9 +1,9 @@
-"""Measures seconds and memory to prepare and to stream corpora of the published sizes.
+"""Measures time and memory to prepare and to stream corpora of published sizes.
 
     python -m benchmarks.data_preparation --folder=DIR [--scale=1.0] [--out=FILE.json] [--only=…]
 
-Makes synthetic files under DIR (3 GB at scale 1; existing files are used again), prepares each in a
-process of its own, and prints one line of JSON for each, with its bar:
+Makes synthetic files in DIR (3 GB at scale 1; existing files are used again). Runs each row of this
+table in a new process and prints a line of JSON for it, with the bar that it is compared with:
 
 | name | text | bar |
 |---|---|---|
@@ -12,8 +12,9 @@ process of its own, and prints one line of JSON for each, with its bar:
 | sentences | 10M words of One Billion Word, its 793,471 symbols | none |
 | stream | these sentences, shuffled, batches of 224 x 32, with one seek | 1M tokens/s |
 
-Seconds are wall-clock time; the processor's time is given too, since a machine may be shared.
-Peak memory is ``ru_maxrss`` of the process, which includes the memory-mapped files that it touched.
+Seconds are wall-clock time. The processor time is printed too, because other programs can run on
+the same machine. Peak memory is ``ru_maxrss`` of the process, which includes the pages of
+memory-mapped files that the process read.
 """
 
 import argparse
@@ -91,7 +92,7 @@ def prepare_sentences(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def stream(folder: pathlib.Path) -> dict[str, Any]:
-    """Times shuffled batches of the prepared sentences; the first and a far one are timed alone."""
+    """Times shuffled batches of the prepared sentences; times the first and a far one alone too."""
     from txl_jax.data.corpus import load_corpus
     from txl_jax.data.streams import shuffled_streams
 
@@ -148,7 +149,7 @@ def _in_a_child(name: str, flags: argparse.Namespace) -> dict[str, Any]:
     corpus = {"bytes": "enwik8", "words": "wt103", "sentences": "lm1b"}.get(name)
     if corpus is not None:
         for old in pathlib.Path(flags.folder).glob(f"cache-{corpus}/{corpus}-*"):
-            subprocess.run(["rm", "-r", str(old)], check=True)  # an earlier result
+            subprocess.run(["rm", "-r", str(old)], check=True)  # from an earlier call
     command = [sys.executable, "-m", "benchmarks.data_preparation", f"--folder={flags.folder}"]
     output = subprocess.run([*command, f"--child={name}"], stdout=subprocess.PIPE, check=True)
     found = json.loads(output.stdout)

@@ -1,12 +1,13 @@
-"""Measures what dynamic evaluation gains, with the rate that is best on the validation split.
+"""Measures the gain of dynamic evaluation, with the learning rate that is best on validation.
 
     python -m benchmarks.dynamic_evaluation --workdir=RUN [--data-path=DATA] [--rule=rms] \
         [--rates=1e-5,3e-5,1e-4] [--decay=0] [--epsilon=1e-4] [--statistics=100] \
         [--valid-segments=N] [--out=FILE.json]
 
-``--workdir`` is a finished run; its ``evaluate`` section is the protocol, but with one stream, as
-in Krause et al. 2019. The validation split (its first N segments, if N is given) is scored without
-dynamic evaluation and with every rate; then the test split without it, and with the best rate.
+``--workdir`` is a finished run. The ``evaluate`` section of its config is the protocol, except that
+there is one stream, as in Krause et al. 2019. The program scores the validation split (or its first
+N segments) without dynamic evaluation and with every learning rate. Then it scores the test split
+without dynamic evaluation and with the best rate.
 """
 
 import dataclasses
@@ -49,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure(scorer: Scorer, rules: list[DynamicConfig], valid_segments: int) -> list[Row]:
-    """Returns rows of both splits: every rule on validation, none and the best one on test."""
+    """Returns rows: no rule and all rules on validation, no rule and the best rule on test."""
     own = dataclasses.replace(scorer.trained.config.evaluate, batch_size=1)
 
     def row(split, rule: DynamicConfig, segments: int) -> Row:

@@ -1,12 +1,13 @@
-"""Times segments of evaluation: ours, and the authors' PyTorch code beside it in the same run.
+"""Times evaluation segments of txl_jax, and the authors' PyTorch code in turn with them.
 
     python -m benchmarks.eval_speed --size=12l_512 [--set evaluate.mem_len=3800] \
         [--set evaluate.clamp_len=1000] \
         [--original=DIR --original-python=PYTHON]
 
-Ours is the loop of ``--mode=evaluate`` under the size's protocol (segment, memory, window,
-streams), timed from one segment to the next once it runs. All slots of its memory exist from the
-start, so every segment costs the same. The authors' model starts with a full memory.
+For txl_jax the program times the loop of ``--mode=evaluate`` with the protocol of the chosen size
+(segment length, memory length, attention window, number of streams). The time of a segment is the
+mean over several segments, after two that are not timed. All memory slots are allocated at the
+start, so every segment costs the same. The authors' model gets a full memory at the start.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
         score = lambda e: scoring(e.model, e.evaluate, random_params(e.model), flags.segments)
         ours = in_dtypes(flags, score, UNROLLED)
         seconds = time_alternating({**ours, **others}, flags.rounds)
-        untimed = 2  # segments that :func:`scoring` runs first
+        untimed = 2  # segments that :func:`scoring` runs before it times
         units = flags.segments + untimed
         kernels = kernels_of(ours["txl_jax"], units) if flags.trace else []
         about_others = {name: peer.about for name, peer in others.items()}

@@ -1,10 +1,11 @@
-"""Times exported programs beside the library's own, in turn; seconds and bytes of the export.
+"""Times exported programs in turn with the library's own; reports time and size of the export.
 
     python -m benchmarks.export_speed --size=12l_512 [--batch-size=1] [--set export.mem_len=512]
 
-``nll`` is timed by segments and ``step`` by tokens. Each call takes the memory or the cache of the
-call before. Both sides compute the same function: lengths are given, and the cache is written in
-place.
+The program ``nll`` scores a segment, and the program ``step`` processes one token. Each call
+continues with the memory or the cache that the previous call returned. The exported programs and
+those of the library compute the same functions: both get the lengths of the segments, and both
+update the cache in place.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.model.transformer_xl import TransformerXL
 
 STEPS = 8
-"""The tokens in one timing of ``step``."""
+"""The number of tokens in one timing of ``step``."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -85,7 +86,7 @@ def own(model: TransformerXL, params: Any) -> dict[str, Callable]:
 
 
 def exported(params: dict[str, jax.Array], programs: dict[str, Callable]) -> dict[str, Callable]:
-    """Returns the exported programs by name, with the arguments of those of :func:`own`."""
+    """Returns the exported programs by name; they take the arguments of those of :func:`own`."""
     return {
         "nll": lambda ids, lengths, mems: programs["nll"](
             params, ids, ids, lengths, vars(mems) if hasattr(mems, "filled") else mems
@@ -96,7 +97,7 @@ def exported(params: dict[str, jax.Array], programs: dict[str, Callable]) -> dic
 
 
 def timed(name: str, programs: dict[str, Callable], b: int, model, c) -> Callable[[], float]:
-    """Returns a function that runs the next segment or tokens; it returns seconds of a call."""
+    """Returns a function that runs the next segment or tokens and returns the seconds per call."""
     ids, lengths = jnp.ones((b, c.seg_len), jnp.int32), jnp.full((b,), c.seg_len, jnp.int32)
     state = model.init_mems(b, c.mem_len)
     if name == "step":

@@ -1,15 +1,16 @@
-"""Times generated tokens: ours, and the authors' PyTorch model beside it in the same run.
+"""Times token generation of txl_jax, and the authors' PyTorch model in turn with it.
 
     python -m benchmarks.generate_speed --size=12l_512 [--set generate.mem_len=512] \
         [--batch-size=1] [--lengths=512,1024] [--original=DIR --original-python=PYTHON]
 
-Ours is the loop of ``--mode=generate``, drawing at temperature 1, timed from one piece of 64 tokens
-to the next once it runs. The authors have no such loop: tokens are made one at a time from their
-forward pass. With ``--lengths`` ours is timed at several memory lengths in turn.
+For txl_jax the program times the loop of ``--mode=generate`` at temperature 1, from one piece of 64
+tokens to the next. The authors have no code for generation, so the benchmark generates tokens one
+at a time with their forward pass. With ``--lengths`` it also times txl_jax at several memory
+lengths.
 
-To generate one text, every weight and every slot of memory must be read for each token, so nothing
-is quicker than reading them. On a CPU this reading is timed in turn too (``reading``): numpy reads
-as many bytes, with a thread for each core.
+To generate one text, a program must read every weight and every memory slot for each token, so it
+cannot be faster than this reading. On a CPU the benchmark also times the reading alone
+(``reading``): numpy reads as many bytes, with a thread for each core.
 """
 
 import argparse
@@ -78,8 +79,8 @@ def main(argv: list[str] | None = None) -> None:
 def bytes_of_token(exp: ExperimentConfig, rows: int) -> int:
     """Returns the bytes read for a token of each row: weights, keys, values and positions.
 
-    Weights that project positions are not read, since the cache keeps positions projected. Numbers
-    are float32.
+    The weights that project positions are not read, because the cache has projected positions. All
+    numbers are float32.
     """
     c, m = exp.model, exp.generate.mem_len
     weights = 0
@@ -104,7 +105,7 @@ def reading(n_bytes: int) -> Callable[[], float]:
 
 
 def generating(exp: ExperimentConfig, rows: int) -> Callable[[], float]:
-    """Returns a function that generates the next piece of each row; it returns seconds a token."""
+    """Returns a function that generates each row's next piece and returns seconds per token."""
     settings = {"length": 10_000_000, "mem_len": exp.generate.mem_len, "temperature": 1.0}
     c = ExperimentConfig.from_dict({**exp.to_dict(), "generate": settings}).generate
     prompts = [np.array([1], np.int32)] * rows

@@ -1,12 +1,13 @@
-"""Counts what a generated token reads and writes on an absent GPU, in the compiled program.
+"""Counts the bytes that a generated token reads and writes on a GPU, in the compiled program.
 
     python -m benchmarks.generated_token enwik8_24l --topology=h100:1x1x1 [--samples=1]
 
-Compiles the program that samples tokens (with the extra ``compile-cuda``), and counts the bytes of
-the kernels of one token (program_kernels.py). The output also has what no program can avoid: each
-matrix of the layers and the table of the output words read once in the compute dtype, and the keys,
-values and vectors of distances of the cache. The time is *predicted* from the bytes alone, with the
-share of the bandwidth that predicted_steps.py uses; the launches of kernels are not included.
+Compiles the program that samples tokens (with the extra ``compile-cuda``; no GPU is needed), and
+adds up the bytes of the kernels of one token (program_kernels.py). The output also has the bytes
+that any program must read: each weight matrix of the layers and the output embedding once in the
+compute dtype, and the keys, values and projected distances in the cache. The time is *predicted*
+from the bytes alone, with the same share of the bandwidth as in predicted_steps.py; the time to
+launch kernels is not included.
 """
 
 import argparse
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def token(exp: ExperimentConfig, topology: str) -> tuple[list[Kernel], int]:
-    """Returns the kernels of one token, and the bytes that it must read."""
+    """Returns the kernels of one token, and the bytes that any program must read for it."""
     devices = topology_devices(topology)
     model = resolved(exp.model, training_mesh(exp, devices))
     exp = dataclasses.replace(exp, model=model)
@@ -71,8 +72,8 @@ def token(exp: ExperimentConfig, topology: str) -> tuple[list[Kernel], int]:
 def least_bytes(exp: ExperimentConfig) -> int:
     """Returns the bytes of the matrices and of the cache, which every token reads.
 
-    Not counted are the projections of distances, which the cache has applied, and the table of the
-    input words if the output has another table.
+    The weights that project distances do not count, because the cache has projected distances. The
+    input embedding does not count either if the output has weights of its own.
     """
     c = dataclasses.replace(exp.model, scan_layers=False)
     rows = compiled_rows(exp.generate.samples)

@@ -4,7 +4,7 @@
 
 Exits with 1 if a package is missing, is not of a version that pyproject.toml allows, or cannot be
 imported, or if JAX does not start the platform of ``JAX_PLATFORMS``. The output names each problem.
-Nothing of this project is imported before the packages are checked.
+The packages are checked before any module of txl_jax is imported.
 """
 
 import argparse
@@ -21,7 +21,7 @@ OF_THE_IMAGE = (
     *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorstore", "etils", "numpy"),
     *("matplotlib", "pytest"),
 )
-"""Packages that are needed beside the wheels of ``gpu_wheels.txt``; on a GPU also ``_ON_GPU``."""
+"""Packages that are needed besides those of ``gpu_wheels.txt``; a GPU also needs ``_ON_GPU``."""
 _ON_GPU = ("triton",)
 _IMPORTED = ("jax", "flax.linen", "optax", "orbax.checkpoint")
 
@@ -56,7 +56,7 @@ def version(package: str) -> str | None:
 
 
 def problems(versions: dict[str, str | None]) -> list[str]:
-    """Returns a line for each package that is missing or not of a version that is allowed."""
+    """Returns a line for each package that is missing or has a version that is not allowed."""
     fix = "install it, or give WHEELS=DIR with the wheels of benchmarks/gpu_wheels.txt"
     lines = [f"{name} is missing: {fix}" for name, found in versions.items() if found is None]
     if versions.get("packaging") is None:  # needed to compare versions
@@ -87,7 +87,7 @@ def import_problems() -> list[str]:
 
 
 def device_problems(smoke: bool) -> list[str]:
-    """Prints the devices, or returns a line if there is no GPU among them."""
+    """Prints the devices; returns a line if JAX does not start, or uses no GPU (unless smoke)."""
     import jax
 
     from txl_jax.messages import UserError

@@ -1,17 +1,18 @@
-"""Runs every test and benchmark for one GPU, in calls of limited time that continue each other.
+"""Runs every test and benchmark for one GPU; each call has a time limit and continues the last.
 
     python -m benchmarks.gpu_pass --out=DIR [--seconds=580] [--original=DIR] [--smoke]
 
-First checks the packages and the device (``benchmarks.gpu_image``), and ends with 1 if they are not
-usable. Then runs :func:`commands` in order, each in a process of its own with a time limit, and
-stops after ``--seconds``. Another call with the same ``--out`` goes on with the first command that
-has no result; a command that is cut off by the end of a call has none. Correctness comes first, and
-a skipped test counts as a failure. If an implementation differs from the plain form, the output
-names it and the other commands still run. After every command ``report.json`` holds all results so
-far and ``report.md`` a table. The exit code is 1 if a command failed.
+A call first checks the packages and the device (``benchmarks.gpu_image``), and ends with exit code
+1 if they cannot be used. Then it runs :func:`commands` in order, each in a process of its own with
+a time limit, and stops after ``--seconds``. A command that is cut off when the call ends has no
+result. The next call with the same ``--out`` continues with the first command that has no result.
+Tests of correctness come before benchmarks, and a skipped test counts as a failure. If an
+implementation of attention differs from the plain form, the output names it, and the other commands
+still run. After every command, ``report.json`` has all results so far, and ``report.md`` a table of
+them. The exit code is 1 if a command failed.
 
 ``--smoke`` is a rehearsal on a CPU: the same commands and report, with small sizes. ``python -m
-benchmarks.compile_recipes --gpu-pass`` tells how much memory the programs need on an H200, and how
+benchmarks.compile_recipes --gpu-pass`` shows how much memory the programs need on an H200, and how
 long they take to compile.
 """
 
@@ -37,7 +38,7 @@ RECIPES = {
     "nvidia_wt103_base": 128,
     "nvidia_wt103_large": 32,
 }
-"""Recipes, and the number of streams that one device is given."""
+"""Recipes, and the batch size of each on one device."""
 
 
 Command = tuple[str, list[str], int]
@@ -74,7 +75,7 @@ def commands(original: str | None) -> Iterator[Command]:
 
 
 def of_dtype(short: str) -> str:
-    """Returns the flag for a compute type."""
+    """Returns the flag that sets the compute dtype."""
     return f"--set=model.dtype={DTYPES[short]}"
 
 
@@ -89,7 +90,7 @@ def attention(short: str, dtype: str) -> Iterator[Command]:
 
 
 def training(short: str, layers: str) -> Iterator[Command]:
-    """Yields the benchmark of an update of every recipe, with scanned layers or unrolled."""
+    """Yields the benchmark of an update for every recipe, with scanned or unrolled layers."""
     for recipe, rows in RECIPES.items():
         words = ["benchmarks.train_speed", f"--size={recipe}", of_dtype(short), "--steps=5"]
         words += [f"--set=model.scan_layers={LAYERS[layers]}", f"--set=train.batch_size={rows}"]
@@ -109,14 +110,14 @@ SMOKE_TESTS = ["tests/model/test_kernels.py", "-k", "dropout_drops or refused_by
 """The tests of a rehearsal, which need no GPU."""
 
 LEAST = 30
-"""The seconds that must be left of a call to begin another command."""
+"""Another command starts only if the call has at least this many seconds left."""
 
 IMAGE_SECONDS = 120
-"""The time limit in seconds of the check of the machine, with which every call begins."""
+"""The time limit in seconds of ``benchmarks.gpu_image``, which every call runs first."""
 
 
 def small(words: list[str]) -> list[str]:
-    """Returns a command with the sizes of a rehearsal, and its own dtype and form of layers."""
+    """Returns the command with small sizes for a rehearsal; dtype and scanning do not change."""
     if words[0] == "benchmarks.gpu_target":
         return words
     if words[0] == "pytest":
@@ -136,9 +137,10 @@ def small(words: list[str]) -> list[str]:
 
 
 def environment(command: list[str], smoke: bool = False) -> dict[str, str]:
-    """Returns environment variables for a command: JAX uses the GPU, and compiles as for users.
+    """Returns the environment of a command, in which JAX uses the GPU and optimises fully.
 
-    Where a variable is not set, tests/conftest.py chooses the CPU and reduced optimisation.
+    In a rehearsal (``smoke``), JAX uses the CPU. Without these two variables, tests/conftest.py
+    chooses the CPU and reduced optimisation.
     """
     platforms = "cuda" if command[0] == "pytest" else "cuda,cpu"
     chosen = {"JAX_PLATFORMS": "cpu" if smoke else platforms, "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
@@ -146,7 +148,7 @@ def environment(command: list[str], smoke: bool = False) -> dict[str, str]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the commands that have no result yet, until the time is over."""
+    """Runs the commands that have no result yet, until the time of the call is over."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", required=True)
     parser.add_argument("--seconds", type=float, default=580)
@@ -178,8 +180,9 @@ def run(
 ) -> str | None:
     """Runs one command; writes NAME.txt (output), NAME.json (figures), NAME.done (how it ended).
 
-    Returns how it ended, or ``None`` if the ``left`` seconds were over before its limit. Then
-    NAME.done is not written, and the next call runs it again.
+    Returns how the command ended. Returns ``None`` if the ``left`` seconds of the call were over
+    before the time limit of the command. Then NAME.done is not written, and the next call runs the
+    command again.
     """
     tests = out / f"{name}.xml" if command[0] == "pytest" else None
     files = f"--junitxml={tests}" if tests else f"--out={out / name}.json"
@@ -207,10 +210,10 @@ def run(
 
 
 def finish(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """Returns the exit code of the leader of a session.
+    """Waits for a process that leads a process group; returns its exit code.
 
-    After the seconds, or at an exception, kills all processes of its group, and returns ``None`` or
-    raises the exception.
+    After ``seconds``, kills all processes of the group and returns ``None``. At an exception, kills
+    the group too and raises the exception.
     """
     try:
         return process.wait(seconds)
@@ -223,7 +226,7 @@ def finish(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 
 
 def verdict(tests: pathlib.Path | None) -> str:
-    """Returns ``ok`` for a command that ended well, unless tests of it were skipped."""
+    """Returns ``ok`` for a command with exit code 0, unless it skipped tests or ran none."""
     if tests is None:
         return "ok"
     suites = xml.etree.ElementTree.parse(tests).getroot().iter("testsuite")
@@ -257,6 +260,6 @@ def collect(out: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGTERM, signal.SIGHUP):  # ends the command too
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the signal ends the running command too
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     main()

@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu_target [--out=FILE.json]
 
-``gpus.target_config`` describes GPUs that are absent. If the two texts differ for a kind of GPU,
-commit this one. On a machine without a GPU, the description is ``null``.
+``gpus.target_config`` describes GPUs to XLA for compiling without a GPU. If this description of a
+kind of GPU differs from XLA's own, commit XLA's own. On a machine without a GPU, the output is
+``null``.
 """
 
 import argparse

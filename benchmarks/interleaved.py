@@ -1,7 +1,7 @@
-"""Code that the benchmarks share: flags, figures, and a program that runs in another Python.
+"""Code that the benchmarks share: flags, reports, and programs that run in another Python.
 
-Programs are timed in turn (txl_jax/analysis/speed.py). A :class:`Peer` is a program in another
-process: the authors' code under PyTorch.
+The benchmarks time several programs in turn (txl_jax/analysis/speed.py). A :class:`Peer` is a
+program in another process, which runs the PyTorch code of the authors or of NVIDIA.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ from txl_jax.planning.machines import CHIPS
 T = TypeVar("T")
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-_GENERATION = {"family": "cpu family", "model": "model"}  # short names, and those of /proc/cpuinfo
+_GENERATION = {"family": "cpu family", "model": "model"}  # names here and in /proc/cpuinfo
 
 
 def report_of(
     seconds: Mapping[str, list[float]], tokens: int, needed: float = 0, peak: float | None = None
 ) -> dict[str, Any]:
-    """Returns what was measured: each program's :func:`summary`, tokens a second, ratio to ours.
+    """Returns the report: for each program its :func:`summary`, tokens a second, ratio to ours.
 
     Args:
       seconds: times of a unit (an update, segment or token), by program; ours is ``txl_jax``.
       tokens: number of tokens in a unit.
-      needed: operations that the model needs for a unit, from which its share of ``peak`` follows.
-      peak: operations a second of the machine; with ``None`` there is no share.
+      needed: operations that the model needs for a unit; used for the share of ``peak``.
+      peak: peak operations a second of the machine; ``None`` leaves this share out.
     """
     programs, ratios = {}, {}
     for name, found in seconds.items():
@@ -73,7 +73,7 @@ def tell(report: dict[str, Any]) -> None:
 
 
 def published_peak() -> float | None:
-    """Returns the published operations a second of the device in bfloat16, or ``None``."""
+    """Returns the published peak of the device in bfloat16 operations a second, or ``None``."""
     kind = jax.devices()[0].device_kind.lower()
     return next((chip.flops for name, chip in CHIPS.items() if name in kind), None)
 
@@ -94,7 +94,7 @@ def machine() -> dict[str, Any]:
 
 
 def peak_memory() -> int:
-    """Returns the peak memory in bytes of the accelerator, or without one, of this process."""
+    """Returns the peak memory of the accelerator in bytes; without one, that of this process."""
     held = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     return held or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
@@ -106,7 +106,7 @@ def write(path: str | None, report: dict[str, Any]) -> None:
 
 
 class Peer:
-    """The authors' program in a process of its own; see benchmarks/original_speed.py."""
+    """A PyTorch program in a process of its own, which runs benchmarks/original_speed.py."""
 
     def __init__(self, folder: str, python: str, job: dict[str, Any]):
         command = [python, "-m", "benchmarks.original_speed", f"--original={folder}"]
@@ -137,7 +137,7 @@ class Peer:
 
 @contextlib.contextmanager
 def peers(flags: Any, job: dict[str, Any]) -> Iterator[dict[str, Peer]]:
-    """Yields the programs of ``--original`` and ``--nvidia``, if given, in all ``--forms``."""
+    """Yields by name the programs of ``--original`` and ``--nvidia``, each in all ``--forms``."""
     found: dict[str, Peer] = {}
     folders = {"authors": flags.original, "nvidia": flags.nvidia}
     names = {"authors": "original", "nvidia": "NVIDIA's"}
@@ -171,7 +171,7 @@ def in_dtypes(
     program: Callable[[ExperimentConfig], T],
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, T]:
-    """Returns our program for the flags' experiment, and one more for each of ``--dtypes``."""
+    """Returns our program for the flags' experiment, and one for each dtype of ``--dtypes``."""
     settings = {**defaults, **changes(flags)}
     found = {"txl_jax": program(experiment(flags.size, settings))}
     for dtype in filter(None, flags.dtypes.split(",")):
@@ -196,7 +196,7 @@ def _value(text: str) -> Any:
 def cpu_name(info: pathlib.Path = pathlib.Path("/proc/cpuinfo")) -> str:
     """Returns the name of this machine's processor, such as ``AMD EPYC (family 25, model 1)``.
 
-    The name alone may stand for several generations: a virtual machine often says ``AMD EPYC``.
+    The model name alone can mean several generations: a virtual machine often says ``AMD EPYC``.
     """
     lines = info.read_text().splitlines() if info.is_file() else []
     fields = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}

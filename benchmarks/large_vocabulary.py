@@ -3,12 +3,12 @@
     python -m benchmarks.large_vocabulary [--shapes=wt103_base,lm1b_large] [--tokens=600] \
         [--rounds=9] [--out=FILE.json]
 
-A shape is the vocabulary of a recipe of ``configs/``: sizes, cutoffs, widths. A segment of random
-words (Zipf) is embedded and scored, and the gradient of every parameter is taken. The products are
-programs of their own: the logits of each cluster, for the rows that need it, and their two
-gradients. The gradient computes the logits twice, so that none are stored; a second ratio therefore
-counts them twice. The output also has the memory that the compiled gradient needs besides its
-result.
+A shape is the vocabulary of a recipe of ``configs/``: sizes, cutoffs, widths. The timed program
+embeds and scores a segment of random words (Zipf), and computes the gradient of every parameter.
+Each matrix product is also timed as a separate program: the projection and the logits of each
+cluster, for the tokens that need this cluster, and the two gradients of each. The gradient program
+computes the logits twice to avoid storing them; a second ratio therefore counts their products
+twice. The output also has the temporary memory of the compiled gradient program.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure(c: TransformerXLConfig, n: int, rounds: int) -> dict[str, Any]:
-    """Returns seconds of the gradient and of the products, and the bytes of temporary arrays."""
+    """Returns seconds of the gradient, seconds of the products, and bytes of temporary arrays."""
     text = random_tokens(n + 1, c.vocab_size)
     tokens, targets = jnp.asarray(text[None, :-1]), jnp.asarray(text[None, 1:])
     words = Vocabulary(c)
@@ -81,7 +81,7 @@ def measure(c: TransformerXLConfig, n: int, rounds: int) -> dict[str, Any]:
 
 
 def products(c: TransformerXLConfig, targets: np.ndarray) -> Iterator[Product]:
-    """Yields the products of every cluster, for the rows that need them."""
+    """Yields the matrix products of every cluster, for the tokens that need this cluster."""
     parts = clusters(c)
     for i, part in enumerate(parts):
         own = int(((part.start <= targets) & (targets < part.stop)).sum())

@@ -2,10 +2,11 @@
 
     python -m benchmarks.measured_step --size=enwik8_24l [--set=train.batch_size=16] [--updates=4]
 
-An update is that of train_speed.py. After warm-up some updates are timed, and as many are traced by
-JAX's profiler. For each kernel, the trace has the seconds on the device, and the operation in XLA's
-program that the kernel belongs to. The parts are those of predicted_steps.py, whose table of the
-same recipe has the *predicted* figures. On a CPU only the whole update is timed.
+The update is the same as in train_speed.py. After a warm-up the program times some updates, and
+then traces as many with JAX's profiler. The trace has the seconds of each kernel on the device, and
+the operation of XLA's program that the kernel belongs to. The parts of the model are the same as in
+predicted_steps.py, which prints *predicted* times for a recipe. On a CPU only the complete update
+is timed.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from benchmarks.train_speed import Training
 from txl_jax.model.flops import update_flops
 
 Row = tuple[str, float, float]
-"""A row of a table: name, microseconds in an update and launches in an update."""
+"""A row of a table: name, microseconds per update and launches per update."""
 Launch = tuple[str, str, float]
 """One launch: operation of the program, kernel and microseconds."""
 _PRODUCT = re.compile("gemm|nvjet|cutlass")
@@ -76,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def trace(work: Any) -> list[Launch]:
-    """Runs ``work`` under the profiler; returns the kernels that ran on GPUs."""
+    """Runs ``work`` under the profiler; returns the launches of kernels on GPUs."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
@@ -92,7 +93,7 @@ def trace(work: Any) -> list[Launch]:
 
 
 def kernels_of(work: Any, units: float) -> list[Row]:
-    """Returns each kernel's share of one unit; a call of ``work`` makes ``units`` of them."""
+    """Returns the kernels of one unit, such as a token; ``work`` processes ``units`` units."""
     return each(units, summed((kernel, us) for _, kernel, us in trace(work)))
 
 
@@ -109,7 +110,7 @@ def show(title: str, rows: list[Row], largest: int | None = None) -> None:
 
 
 def summed(found: Iterable[tuple[str, float]]) -> list[Row]:
-    """Returns for each name the sum and the number of its launches, the largest sum first."""
+    """Returns the total time and the number of launches for each name, the longest time first."""
     of: dict[str, list[float]] = collections.defaultdict(list)
     for name, us in found:
         of[name].append(us)
@@ -120,9 +121,9 @@ def summed(found: Iterable[tuple[str, float]]) -> list[Row]:
 def parts(found: Iterable[Launch], text: str) -> Iterator[tuple[str, float]]:
     """Yields the part of the model and the microseconds of each launch.
 
-    ``text`` is the compiled HLO. A launch is found by its operation, or by its kernel's
-    name, since the operation of a kernel in a CUDA graph may be the graph. Library kernels in a
-    graph are recognised as matrix products only by their names.
+    ``text`` is the compiled HLO. A launch is looked up in it by operation, or else by the name of
+    its kernel, because the profiler can give a CUDA graph as the operation of a kernel in it. A
+    library kernel in a graph can be recognised as a matrix product only by its name.
     """
     of = {}
     for k in program_kernels.kernels(text):
@@ -134,7 +135,7 @@ def parts(found: Iterable[Launch], text: str) -> Iterator[tuple[str, float]]:
 
 
 def _plain(name: str) -> str:
-    """Returns an operation's name in the form of kernel names."""
+    """Returns an operation's name as kernel names have it, with ``_`` for each dot."""
     return name.replace(".", "_")
 
 

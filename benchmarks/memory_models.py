@@ -1,16 +1,17 @@
 """The memories that benchmarks/memory_tasks.py compares, each as the torso of a memorax network.
 
-    gru         a GRU cell under memorax's RNN
+    gru         a GRU cell in memorax's RNN
     attention   memorax's attention with ALiBi, segment recurrence and gates, as in its README
     txl         txl_jax.agents.SequenceModel without gates
-    gtrxl       the same with GRU gates (GTrXL)
+    gtrxl       txl_jax.agents.SequenceModel with GRU gates (GTrXL)
 
-memorax's attention keeps keys and values of the last ``window`` steps, and its segment recurrence
-the outputs of ``mem_len`` steps. Each layer has its own parameters, unlike blocks that are repeated
-by ``(attention, ffn) * n``. In memorax 1.0.1, ALiBi adds slope x distance to a score, so heads
-prefer old steps. Its RoPE is not used here: with RoPE it stores rotated keys, and rotates them
-again at the next step. With ALiBi too, acting and learning differ from the second rollout on: a
-window attends to the memory at its start, and a step to the memory after the step before.
+The attention of memorax keeps the keys and values of the last ``window`` steps, and its segment
+recurrence keeps the outputs of ``mem_len`` steps. Each layer here has its own parameters, unlike
+blocks that are repeated by ``(attention, ffn) * n``. In memorax 1.0.1, ALiBi adds slope x distance
+to a score, so heads prefer old steps. RoPE is not used here, because memorax 1.0.1 stores rotated
+keys and rotates them again at the next step. Even with ALiBi, acting and learning give different
+outputs from the second rollout on. In learning, a window attends to the memory at the start of the
+window. In acting, a step attends to the memory after the previous step.
 """
 
 from typing import Any
@@ -34,7 +35,7 @@ from txl_jax import agents
 
 LAYERS, WIDTH, HEADS = 2, 64, 4
 INNER = {"txl": 480, "gtrxl": 96}
-"""Widths of the feed-forward layers; with these all four have 166,000 parameters (+- 1%)."""
+"""Widths of the feed-forward layers; they give all four memories 166,000 parameters (+- 1%)."""
 GRU_WIDTH, EXPANSION = 205, 7
 
 

@@ -1,21 +1,23 @@
-"""Trains four memories of equal size in memorax's PPO, on tasks that need memory; times them too.
+"""Trains four memory modules of equal size with memorax's PPO on memory tasks; times them too.
 
     python -m venv ENV; ENV/bin/pip install memorax==1.0.1 gymnax==1.0.1 xminigrid==0.9.3 .
     ENV/bin/python -m benchmarks.memory_tasks --out=DIR [--budget=SECONDS]
     ENV/bin/python -m benchmarks.memory_tasks --out=DIR --table       # table.md and curves.png
     ENV/bin/python -m benchmarks.memory_tasks --out=DIR --speed
 
-The memories are those of memory_models.py. The tasks are of gymnax (bsuite, bandit, and CartPole
-without velocities, whose episode lasts while the agent succeeds) and of xminigrid (memory, a
-T-maze). No suite that runs here has an endless task in the sense of Memory Gym.
+The memory modules are those of memory_models.py. The tasks come from gymnax (bsuite, a bandit, and
+CartPole without velocities) and from xminigrid (memory in a T-maze). An episode of CartPole lasts
+as long as the agent succeeds. No task suite that runs here has endless tasks like those of Memory
+Gym.
 
-A row is one run of a task, memory, learning rate and seed. A point of its curve is the mean return
-of the episodes that ended since the point before; its score is the mean over the last fifth of the
-points. Each rate of the grid is run with seed 0, and the best rate with the other seeds. A row is a
-JSON file that is written once, so the same command goes on where a stopped one ended. No row starts
-once ``--budget`` seconds have passed. Everything but the memory is the same: the encoder of
-observation, last action and last reward, the heads, and PPO's settings. In memorax, policy and
-value have a network each, and each network has a memory of its own.
+A row is one training run, with a task, a memory module, a learning rate and a seed. Each point of
+its curve is the mean return of the episodes that ended since the previous point. The score of a row
+is the mean over the last fifth of the points. The program first runs every learning rate with the
+first seed, and then the best rate with the other seeds. It writes each finished row to a JSON file
+of its own, so the same command continues after an interruption. No new row starts after
+``--budget`` seconds. All rows have the same PPO settings, the same output heads, and the same
+encoder of observation, last action and last reward; only the memory module differs. In memorax,
+policy and value have separate networks, each with a memory of its own.
 """
 
 import argparse
@@ -48,7 +50,7 @@ SEEDS = (0, 1, 2)
 
 
 class Gymnax:
-    """A task of gymnax, with changed parameters and without some entries of its observation."""
+    """A task of gymnax; its parameters can be changed, and entries of its observation hidden."""
 
     def __init__(self, name: str, hide: tuple[int, ...] = (), **changed: Any):
         import gymnax
@@ -73,7 +75,7 @@ class Gymnax:
 
 
 class MiniGrid:
-    """A task of xminigrid, whose observation encodes kind and colour of each cell as one-hot."""
+    """A task of xminigrid; the observation has one-hot kinds and colours of the cells in view."""
 
     def __init__(self, name: str):
         import xminigrid
@@ -86,12 +88,12 @@ class MiniGrid:
         self.actions = Discrete(env.num_actions(self.params))
 
     def reset(self, key):
-        """See :class:`Gymnax`."""
+        """Returns observation and state, as :meth:`Gymnax.reset` does."""
         state = self.env.reset(self.params, key)
         return self._seen(state.observation), state
 
     def step(self, key, state, action):
-        """See :class:`Gymnax`; the state has a key of its own."""
+        """Steps as :meth:`Gymnax.step` does; ``key`` is unused, because the state has a key."""
         state = self.env.step(self.params, state, action)
         return self._seen(state.observation), state, state.reward, state.last()
 
@@ -111,7 +113,7 @@ TASKS: dict[str, Callable[[], Gymnax | MiniGrid]] = {
 
 
 class Recorded:
-    """A task with the methods of memorax's environments; reports the return of each episode."""
+    """A task with the interface of memorax's environments; reports the return of each episode."""
 
     def __init__(self, task: Gymnax | MiniGrid):
         self.task = task
@@ -122,7 +124,10 @@ class Recorded:
         return observation, (state, jnp.zeros(()))
 
     def step(self, key, state, action, params=None):
-        """Returns observation, state, reward, whether the episode ended, and then its return."""
+        """Returns observation, state, reward, whether the episode ended, and a dict of information.
+
+        ``returned`` in the dict is the return of an episode that ended, else NaN.
+        """
         observation, own, reward, done = self.task.step(key, state[0], action)
         reward = jnp.asarray(reward, jnp.float32)
         total = state[1] + reward
@@ -154,16 +159,16 @@ class Encoder(nn.Module):
 class Sizes:
     """Settings that all rows have in common; they are also flags of the command."""
 
-    steps: int = 524288  # sum over the environments
+    steps: int = 524288  # environment steps of a row, summed over the environments
     environments: int = 128
-    rollout: int = 64  # steps of an update in each environment, and of a training window
+    rollout: int = 64  # steps per update in each environment; length of a training window
     mem_len: int = 64
     points: int = 16  # number of points of a curve
-    value_clipping: int = 1  # 1: PPO clips how far a value moves in an update; 0: it does not
+    value_clipping: int = 1  # 1: PPO clips the change of a value in an update; 0: no clipping
 
 
 class Agent:
-    """A task with a memory; one compiled program trains all rates and seeds."""
+    """An agent with a memory module for a task; one compiled program trains all rates and seeds."""
 
     def __init__(self, task: str, model: str, sizes: Sizes):
         env = Recorded(TASKS[task]())
@@ -187,14 +192,14 @@ class Agent:
         self._compiled: Any = None
 
     def _compile(self, key, state):
-        """Compiles the program that trains up to the next point; returns it and its steps."""
+        """Compiles training up to the next point of a curve; returns the program and its steps."""
         unit = self.sizes.environments * self.sizes.rollout
         count = max(self.sizes.steps // self.sizes.points // unit, 1) * unit
         self._compiled = self.ppo.train.lower(self.ppo, key, state, count).compile(), count
         return self._compiled
 
     def run(self, rate: float, seed: int) -> dict[str, Any]:
-        """Trains; returns the curve, the number of parameters, and the time without compiling."""
+        """Trains; returns the curve, the number of parameters, and the time without compilation."""
         s, curve = self.sizes, []
         key, state = self.ppo.init(jax.random.key(seed))
         state = state.replace(
@@ -220,7 +225,7 @@ def _with_rate(optimizer_state, rate: float):
 
 
 class Rows:
-    """The rows in a folder, a file each, and the rates and seeds that are asked for."""
+    """The rows in a folder, one file for each, and the rates and seeds of the command."""
 
     def __init__(self, folder: str, sizes: Sizes, rates=RATES, seeds=SEEDS):
         self.folder, self.sizes = pathlib.Path(folder), sizes
@@ -237,13 +242,13 @@ class Rows:
         if not path.is_file():
             return None
         found = json.loads(path.read_text())
-        made_with = {"value_clipping": 1, **found["sizes"]}  # older rows do not have the key
+        made_with = {"value_clipping": 1, **found["sizes"]}  # missing in older files
         if made_with != dataclasses.asdict(self.sizes):
             raise SystemExit(f"{path} has other sizes, {found['sizes']}: use another --out")
         return found
 
     def write(self, found: dict[str, Any], *row: Any) -> None:
-        """Writes a row to its file, as a whole or not at all."""
+        """Writes a row to its file atomically."""
         about = dict(zip(("task", "model", "rate", "seed"), row, strict=True))
         text = json.dumps({**about, "sizes": dataclasses.asdict(self.sizes), **found})
         temporary = self.path(*row).with_suffix(f".{os.getpid()}")
@@ -251,28 +256,28 @@ class Rows:
         temporary.replace(self.path(*row))
 
     def best_rate(self, task: str, model: str) -> float | None:
-        """Returns the rate with the best score of seed 0, or None until the whole grid has run."""
+        """Returns the rate with the best score for the first seed; None if a rate has not run."""
         grid = [self.read(task, model, rate, self.seeds[0]) for rate in self.rates]
         if not all(grid):
             return None
         return self.rates[int(np.argmax([score(row) for row in grid]))]
 
     def of_best_rate(self, task: str, model: str) -> list[dict[str, Any]]:
-        """Returns the rows of the best rate."""
+        """Returns the finished rows of the best rate, at most one for each seed."""
         rate = self.best_rate(task, model)
         found = [rate and self.read(task, model, rate, seed) for seed in self.seeds]
         return [row for row in found if row]
 
 
 def score(row: Any, share: float = 0.2) -> float:
-    """Returns the mean return over the last share of the points; -inf without an episode."""
+    """Returns the mean over the last ``share`` of a curve's points; -inf if no episode ended."""
     count = max(int(len(row["curve"]) * share), 1)
     last = [y for _, y in row["curve"][-count:] if y is not None]
     return statistics.fmean(last) if last else -np.inf
 
 
 def missing(rows: Rows, tasks: list[str], models: list[str]) -> Iterator[tuple[Any, ...]]:
-    """Yields what is still to run: the grid of a task for all models, then the other seeds."""
+    """Yields the rows still to run: for each task first all rates, then the other seeds."""
     first, *others = rows.seeds
     for task in tasks:
         for model, rate in itertools.product(models, rows.rates):
@@ -285,7 +290,7 @@ def missing(rows: Rows, tasks: list[str], models: list[str]) -> Iterator[tuple[A
 
 
 def train_rows(rows: Rows, tasks: list[str], models: list[str], budget: float) -> None:
-    """Runs the missing rows; starts none after ``budget`` seconds."""
+    """Runs the missing rows; starts no row after ``budget`` seconds."""
     start, agents = time.monotonic(), functools.lru_cache(maxsize=1)(Agent)
     for task, model, rate, seed in missing(rows, tasks, models):
         if time.monotonic() - start > budget:
@@ -298,7 +303,7 @@ def train_rows(rows: Rows, tasks: list[str], models: list[str], budget: float) -
 
 
 def table(rows: Rows) -> str:
-    """Returns a table with a line for each task and memory whose best learning rate is known."""
+    """Returns a table; a task and memory get a line once all learning rates have run."""
     lines = ["| task | memory | rate | score: mean (each seed) | whole curve | steps"]
     lines[0] += " | CPU seconds | parameters |"
     lines.append("|---" * 8 + "|")
@@ -318,7 +323,7 @@ def table(rows: Rows) -> str:
 
 
 def draw(rows: Rows) -> None:
-    """Draws the curves of all tasks, with a line for each memory and a thin line for each seed."""
+    """Draws the curves of all tasks: the mean of each memory, and each seed as a thin line."""
     from matplotlib.figure import Figure
 
     tasks = [task for task in TASKS if any(rows.of_best_rate(task, model) for model in MODELS)]
@@ -341,7 +346,7 @@ def draw(rows: Rows) -> None:
 
 
 def speed(rounds: int, rows: int = 64, mem_len: int = 128, width: int = 256, steps: int = 64):
-    """Times acting and learning of all memories with two layers in turn; returns the figures.
+    """Times acting and learning of the memories with two layers in turn; returns the report.
 
     The large attention has 0.95 times the parameters of GTrXL, the other attention 0.74 times.
     """
@@ -372,7 +377,7 @@ def speed(rounds: int, rows: int = 64, mem_len: int = 128, width: int = 256, ste
 
         act, learn = jax.jit(act), jax.jit(learn)
         full = carry
-        for _ in range(3):  # until no slot is empty
+        for _ in range(3):  # fills all memory slots
             full, _ = act(variables, full)
         window = jax.jit(apply)(variables, x, begins, full)[1]
         difference = float(jnp.abs(act(variables, full)[1] - window).max())

@@ -1,14 +1,14 @@
 """The authors' PyTorch model, trained and scored exactly as a txl_jax experiment says.
 
-Needs torch and numpy, not JAX. The authors' code (github.com/kimiyoung/transformer-xl, folder
-``pytorch/``) is imported from a folder that the caller names. A current PyTorch needs two
-edits there: ``utils/proj_adaptive_softmax.py`` must not parse ``torch.version.cuda`` (the
-two constants are unused), and the masks in ``mem_transformer.py`` must be bool where they are
-byte. NVIDIA's code (github.com/NVIDIA/DeepLearningExamples, folder
-``PyTorch/LanguageModeling/Transformer-XL/pytorch``) needs no edits. Only their model is used.
-Streams, schedule and loops are written here, so that data order, learning rates and scored targets
-are those of the experiment. An experiment is the nested dict of
-``txl_jax.config.ExperimentConfig.to_dict()``.
+This module needs torch and numpy, but not JAX. It imports the authors' code
+(github.com/kimiyoung/transformer-xl, folder ``pytorch/``) from a folder that the caller names. With
+a current PyTorch, this code needs two edits. ``utils/proj_adaptive_softmax.py`` must not parse
+``torch.version.cuda`` (the two constants that it computes are unused). The masks in
+``mem_transformer.py`` must be bool instead of byte. NVIDIA's code
+(github.com/NVIDIA/DeepLearningExamples, folder ``PyTorch/LanguageModeling/Transformer-XL/pytorch``)
+needs no edits. Only the model comes from their code. This module has its own streams, schedule and
+loops, so that data order, learning rates and scored targets are those of the experiment. An
+experiment is the nested dict of ``txl_jax.config.ExperimentConfig.to_dict()``.
 
 B is the batch size, T the segment length, V the vocabulary size. The authors' arrays are [T,B];
 arrays here are [B,T] until the model is called.
@@ -31,11 +31,11 @@ PLAIN_MODEL = {
     "attention": "relative",
     "untie_r": False,
 }
-"""Model settings that are not passed to the authors' code, with the only value that is allowed."""
+"""Settings that the authors' model does not have, each with the only value that is allowed."""
 
 
 class UnsupportedError(ValueError):
-    """A setting that the authors' code does not have; the text names key and value."""
+    """A setting that the authors' code does not have; the message names key and value."""
 
 
 def build(folder: str, experiment: Section, vocab_size: int, code: str = "authors") -> Any:
@@ -79,7 +79,8 @@ def build(folder: str, experiment: Section, vocab_size: int, code: str = "author
 def initialise(model: Any, std: float) -> None:
     """Draws the weights as the authors' ``train.py`` does.
 
-    Matrices, embeddings, u and v are from N(0, std), LayerNorm gains from N(1, std); biases are 0.
+    Matrices, embeddings, u and v are drawn from N(0, std), and LayerNorm gains from N(1, std).
+    Biases are 0.
     """
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):
@@ -90,11 +91,12 @@ def initialise(model: Any, std: float) -> None:
 
 
 def learning_rate(update: float, optimizer: Section, steps: int, warmup: int) -> float:
-    """Returns the learning rate of update ``update``, counted from 1, which may be a fraction.
+    """Returns the learning rate of an update; ``update`` counts from 1 and can be a fraction.
 
-    It rises linearly up to ``warmup`` updates and then follows the schedule that is named, as in
-    ``txl_jax/training/optimizer.py``: a cosine starts at the full rate with the first update
-    after warm-up and would reach ``min_ratio`` one update after the last.
+    The rate rises linearly during the first ``warmup`` updates. Then it follows the schedule of the
+    optimizer settings, as in ``txl_jax/training/optimizer.py``. The cosine schedule has the peak
+    rate at the first update after warm-up, and would reach ``min_ratio`` times the peak one update
+    after the last.
     """
     peak, low = optimizer["learning_rate"], optimizer["min_ratio"]
     if update <= warmup:
@@ -112,8 +114,8 @@ def train_epoch(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields inputs and targets [B,<=T] of one pass over the training text, as the authors cut it.
 
-    B streams of ``len(tokens) // B`` tokens lie side by side; the rest is dropped, and a stream's
-    first token is no target. The last segment has the tokens that are left.
+    The text is cut into B streams of ``len(tokens) // B`` tokens, and the remaining tokens are
+    dropped. The first token of a stream is never a target. The last segment can be shorter.
     """
     length = len(tokens) // batch_size
     streams = tokens[: length * batch_size].reshape(batch_size, length)
@@ -125,10 +127,10 @@ def train_epoch(
 def scored_segments(
     tokens: np.ndarray, batch_size: int, seg_len: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields inputs, targets and weights [B,<=T]; every target of the text has weight 1 once.
+    """Yields inputs, targets and weights [B,<=T], which score every target of the text once.
 
-    The ``len(tokens) - 1`` targets are cut into B streams of equal length, rounded up. The last
-    streams are padded at their ends, with weight 0.
+    The ``len(tokens) - 1`` targets are cut into B streams of equal length, rounded up. Targets
+    of the text have weight 1. The padding at the end of the last streams has weight 0.
     """
     length = -(-(len(tokens) - 1) // batch_size)
     place = np.arange(batch_size * length).reshape(batch_size, length)
@@ -182,7 +184,7 @@ def score(model: Any, tokens: np.ndarray, protocol: Section, model_settings: Sec
       tokens: integer text, 1-D; every target is scored unless ``max_segments`` stops before.
       protocol: ``batch_size, seg_len, mem_len, clamp_len, same_length, max_segments``.
       model_settings: the model's own ``clamp_len`` and ``same_length``, used where the
-        protocol's are ``None``. Without memory there is no window.
+        protocol's are ``None``. Without memory, no attention window is used.
     """
     clamp, window = protocol["clamp_len"], protocol["same_length"]
     window = model_settings["same_length"] if window is None else window
@@ -228,7 +230,7 @@ def _window(key: str, window: Any) -> bool:
 
 
 def _require(experiment: Section, section: str, values: Section) -> None:
-    """Raises UnsupportedError if the experiment has one of these settings with another value."""
+    """Raises UnsupportedError if a setting of the section differs from its value in ``values``."""
     for key, value in values.items():
         given = experiment[section].get(key, value)
         if given != value:

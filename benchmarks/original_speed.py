@@ -1,15 +1,17 @@
 """Times the PyTorch model of the authors or of NVIDIA; reads jobs from standard input.
 
-``benchmarks/interleaved.py`` runs it with a Python that has torch and numpy; JAX is not needed. The
-first line is a job, and each later line asks for one call of it; every answer is a line of JSON.
+``benchmarks/interleaved.py`` runs this program with a Python that has torch and numpy; JAX is not
+needed. The first line of the input is a job, and each later line asks for one call of this job.
+Every answer is a line of JSON.
 
     {"what": "train" | "evaluate" | "generate", "experiment": {...}, "vocab_size": V,
      "code": "authors" | "nvidia", "form": "eager" | "compile", "steps": n}
 
-A call is n updates, n scored segments or n generated tokens. Training and evaluation read random
-tokens, and memory is carried. ``model.dtype`` bfloat16 is autocast. Adam, clipping, loss and memory
-are as in the authors' ``train.py`` and ``eval.py``. Their code has no loop of generation, so tokens
-are made one at a time from the hidden state that its forward pass gives.
+A call makes n updates, scores n segments or generates n tokens. Training and evaluation read random
+tokens, and carry memory from segment to segment. With ``model.dtype`` bfloat16, torch's autocast is
+used. Adam, clipping, loss and memory are as in the authors' ``train.py`` and ``eval.py``. The
+authors have no code for generation, so this program generates tokens one at a time from the hidden
+state of their forward pass.
 """
 
 import argparse
@@ -27,11 +29,11 @@ from benchmarks import original
 
 
 def main() -> None:
-    """Answers until standard input ends."""
+    """Reads a job, and answers each request for a call until standard input ends."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--original", required=True)
     folder = parser.parse_args().original
-    answers, sys.stdout = sys.stdout, sys.stderr  # prints of the authors' code are no answers
+    answers, sys.stdout = sys.stdout, sys.stderr  # the authors' code prints to stderr
     job = json.loads(sys.stdin.readline())
     call = JOBS[job["what"]](folder, job)
     about = {"torch": torch.__version__, "threads": torch.get_num_threads()}

@@ -4,11 +4,11 @@
     python -m benchmarks.pieces join FOLDER EXPORTED
 
     FOLDER     piece_00.safetensors ..  pieces.json  config.json  vocab.json
-    EXPORTED   what txl_jax.load() reads, float32
+    EXPORTED   a folder that txl_jax.load() reads, float32
 
-This brings a model back from a machine that returns only small files. The weights are those that
-training chose (``average.use``). Rounding to bfloat16 changes the loss a little: to publish a score
-of the joined model, score that model.
+Use this to copy a model from a machine that returns only small files. The weights are those that
+training chose (``average.use``). Rounding to bfloat16 changes the loss a little, so a published
+score of the joined model must be measured with the joined model.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def split(workdir: str, folder: str, mib: float) -> list[pathlib.Path]:
 
 
 def _parts(tensors: dict[str, np.ndarray], most: int):
-    """Yields parts of tensors in bfloat16, at most ``most`` bytes each, with name and number."""
+    """Yields parts of tensors in bfloat16, at most ``most`` bytes each, and their NAME#NUMBER."""
     for name, tensor in tensors.items():
         rows = tensor.reshape(len(tensor), -1).astype(jnp.bfloat16)
         n = -(-rows.nbytes // most)

@@ -1,8 +1,9 @@
-"""GTrXL in plain Flax, with which benchmarks/acting.py compares; its memory is hidden states.
+"""GTrXL in plain Flax with a memory of hidden states; benchmarks/acting.py compares it with ours.
 
-Every step projects all M states of the memory again, as transformerXL_PPO_JAX does. Parameters have
-the names of that program, so ``params_from_ppo_jax`` converts them, and the benchmark checks that
-both programs give the same numbers.
+At every step this model projects all M states of its memory again, as the program
+transformerXL_PPO_JAX does. The parameters have the same names as in that program, so
+``params_from_ppo_jax`` can convert them for txl_jax. The benchmark checks that this model and
+txl_jax give the same outputs.
 """
 
 import flax.linen as nn
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 
 
 def sinusoids(count: int, width: int) -> jax.Array:
-    """Returns the sinusoids of the distances count .. 1, [count,D]; the newest key is at 1."""
+    """Returns the sinusoids of the distances count .. 1, [count,D]; 1 is for the newest key."""
     distance = jnp.arange(count, 0, -1.0)[:, None]
     angles = distance / 10000.0 ** (jnp.arange(0, width, 2) / width)
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
@@ -50,7 +51,7 @@ class Gate(nn.Module):
 
     @nn.compact
     def __call__(self, x, y):
-        """Returns the gated states of input x and output y."""
+        """Combines the input x and the output y of a sub-layer."""
         dense = lambda z: nn.Dense(x.shape[-1], use_bias=False)(z)
         bias = self.param("gating_bias", nn.initializers.constant(self.bias), x.shape[-1:])
         y = nn.relu(y)
@@ -60,7 +61,7 @@ class Gate(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward layer, each normalised before and gated after."""
+    """Attention and a feed-forward layer, each with LayerNorm before it and a gate after it."""
 
     heads: int
     bias: float

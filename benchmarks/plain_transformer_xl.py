@@ -1,9 +1,9 @@
-"""Transformer-XL in plain Flax as people write it, a peer of benchmarks/train_speed.py.
+"""Transformer-XL as people write it in plain Flax; train_speed.py compares it with ours.
 
-It follows the paper's equations: ``nn.DenseGeneral`` for every projection, one einsum for each
-product, ``nn.Dropout``, logits of the whole segment, and one jitted update with donated arguments.
-Its losses are those of txl_jax (tests/benchmarks/test_peers.py). Axes have the letters of
-txl_jax/model/__init__.py.
+The code follows the paper's equations. It uses ``nn.DenseGeneral`` for the projections of
+attention, one einsum for each other matrix product of attention, ``nn.Dropout``, logits of the
+complete segment at once, and one jitted update with donated arguments. The losses equal those of
+txl_jax (tests/benchmarks/test_peers.py). Axes have the letters of txl_jax/model/__init__.py.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ def sinusoids(distances: jax.Array, width: int) -> jax.Array:
 
 
 class Attention(nn.Module):
-    """Relative attention of a segment [B,T,D] to its memory [B,M,D] and itself."""
+    """Relative attention of a segment [B,T,D] to its memory [B,M,D] and to itself."""
 
     cfg: TransformerXLConfig
 
@@ -45,13 +45,13 @@ class Attention(nn.Module):
 
 
 class PlainTransformerXL(nn.Module):
-    """The post-LN model with one softmax that shares the embedding, and no attention dropout."""
+    """The post-LN model; the softmax shares the embedding, and attention has no dropout."""
 
     cfg: TransformerXLConfig
 
     @nn.compact
     def __call__(self, inputs, targets, mems, train: bool = False):
-        """Returns losses [B,T] in nats, and new memory [L,B,M,D]; all slots are attended to."""
+        """Returns losses [B,T] in nats, and new memory [L,B,M,D]; queries attend to all M slots."""
         c, (_, t), m = self.cfg, inputs.shape, mems.shape[2]
         assert c.vocab_size is not None
         drop = nn.Dropout(c.dropout, deterministic=not train)
@@ -77,7 +77,7 @@ class PlainTransformerXL(nn.Module):
 
 
 def training(exp: ExperimentConfig) -> tuple[Any, Any]:
-    """Returns the first state and ``update(state, inputs, targets) -> (state, loss)``."""
+    """Returns the initial state, and ``update(state, inputs, targets) -> (state, loss)``."""
     c, t = exp.model, exp.train
     model = PlainTransformerXL(c)
     clip = optax.clip_by_global_norm(exp.optimizer.clip_norm)

@@ -1,20 +1,22 @@
-"""Predicts the time of an update on an absent GPU from its compiled program; nothing is run.
+"""Predicts the time of an update on a GPU from its compiled program; no GPU is needed.
 
     python -m benchmarks.predicted_steps enwik8_24l --topology=h100:1x1x8 [--largest=20] \
         [--set model.scan_layers=False] [--seconds=MEASURED]
 
-Compiles the recipe's update (with the extra ``compile-cuda``). The products' operations and the
-bytes of every kernel are counted in the HLO (program_kernels.py), the issue cycles of the attention
-kernels in their machine code (attention_cycles.py). A kernel takes the longest of these times:
+Compiles the recipe's update (with the extra ``compile-cuda``). Counts the operations of matrix
+products and the bytes of every kernel in the HLO (program_kernels.py), and the issue cycles of the
+attention kernels in their machine code (attention_cycles.py). The predicted time of a kernel is the
+longest of these times:
 
-    products        operations / (PRODUCTS x the chip's rate), those of attention too
+    products        operations (also those of attention) / (PRODUCTS x the chip's rate)
     traffic         bytes / (TRAFFIC x the chip's bandwidth)
     issue           cycles / (ISSUE x clock x multiprocessors)
 
-An update takes the sum over its kernels, since a GPU runs one kernel after another, plus the
-exchange between devices if nothing hides it. PRODUCTS and TRAFFIC are fitted to three recipes on
-one H100 (RESULTS.md), and are the same for all recipes and GPUs; ISSUE is an assumption. The
-exchange was never measured. With ``--seconds`` the table also has that measured time.
+The predicted time of an update is the sum over its kernels, because a GPU runs one kernel after
+another. The exchange of data between devices adds time, unless it runs at the same time as kernels
+and so is hidden. PRODUCTS and TRAFFIC are fitted to three recipes on one H100 (RESULTS.md), and are
+the same for all recipes and GPUs; ISSUE is an assumption. The time of the exchange was never
+measured. With ``--seconds=MEASURED`` the table also has this measured time of an update.
 """
 
 import argparse
@@ -49,7 +51,7 @@ from txl_jax.training.plan import training_mesh
 PRODUCTS, TRAFFIC, ISSUE = 0.75, 0.5, 0.8
 """The shares of a chip's published rates that kernels reach."""
 PRODUCTS_OF = dict(zip(attention_cycles.KERNELS, (1, 2, 4, 2, 1), strict=True))
-"""How many products of queries with keys each attention kernel computes."""
+"""How many matrix products of the size queries x keys each attention kernel computes."""
 
 
 @dataclasses.dataclass
@@ -98,7 +100,7 @@ def compiled_update(exp: ExperimentConfig, topology: str) -> tuple[ExperimentCon
 
 
 class Attention(NamedTuple):
-    """One launch of an attention kernel: its name, issue cycles and operations of products."""
+    """One launch of an attention kernel: name, issue cycles, operations of its matrix products."""
 
     kernel: str
     cycles: float
@@ -134,7 +136,7 @@ def attention_launches(
 
 
 def attention_kernel(k: Kernel) -> str:
-    """Returns the name of a kernel of triton_tiles.py, or an empty text."""
+    """Returns the name in triton_tiles.py of an attention kernel, or an empty text for others."""
     if not k.name.startswith("triton_kernel_call"):
         return ""
     packed, _ = codecs.escape_decode(k.config.encode("latin-1"))
@@ -143,10 +145,10 @@ def attention_kernel(k: Kernel) -> str:
 
 
 def tiles(kernel: str, dtype: Any, f: triton.Form) -> tuple[float, float]:
-    """Returns how many blocks of 64 x 64 scores of a row and head are whole, and how many are not.
+    """Returns how many blocks of 64 x 64 scores have no mask edge, and how many have one.
 
-    The attention mask hides a part of the others. The memory is full. The loops are those of
-    triton_tiles.py, in which three kernels have no mask.
+    The numbers are for one row and head. The attention mask hides a part of a block with an edge.
+    The memory is full. The loops are those of triton_tiles.py, where three kernels apply no mask.
     """
     sizes = triton.tiling(kernel, dtype, f).sizes
     if "SQ" not in sizes:
@@ -160,8 +162,8 @@ def masked_tiles(
 ) -> tuple[float, float]:
     """Returns how many blocks of 64 x 64 scores are in tiles without and with an edge of the mask.
 
-    The T queries follow a full memory of M slots, and each sees ``reach`` keys back. A last tile
-    with fewer queries is an edge too, if ``last_is_edge``.
+    The ``t`` queries follow a full memory of ``m`` slots, and each query sees ``reach`` keys before
+    its own. With ``last_is_edge``, a last tile with fewer queries counts as a tile with an edge.
     """
     inside = edges = 0
     for first in range(0, t, queries):
@@ -174,7 +176,7 @@ def masked_tiles(
 
 
 def _steps(kernel: str, dtype: Any, f: triton.Form) -> int:
-    """Counts the loop iterations of a kernel whose tiles take every EVERY-th query."""
+    """Counts the loop iterations of a kernel whose tiles have every n-th query (``f.every``)."""
     rows, step = triton.tiling(kernel, dtype, f).sizes.values()
     t, m, reach, every = f.t, f.k - f.t, f.k - 1 - f.far, f.every
     ceil: Any = lambda x, of: -(-x // of)
@@ -206,7 +208,7 @@ def _steps(kernel: str, dtype: Any, f: triton.Form) -> int:
 
 
 def took(k: Kernel, fused: Mapping[str, Attention], kind: str) -> float:
-    """Returns the seconds of one launch, *predicted*."""
+    """Returns the *predicted* seconds of one launch of a kernel."""
     chip, gpu = CHIPS[kind], GPUS[kind]
     if k.kind in KINDS:
         return k.sent / chip.link
@@ -232,9 +234,10 @@ def groups(kernels: Iterable[Kernel], fused: Mapping[str, Attention], kind: str)
 
 
 def scheduled(schedule: Iterable[Kernel], fused: Mapping[str, Attention], kind: str) -> float:
-    """Returns the seconds of an update whose collectives run in turn, beside other kernels.
+    """Returns the seconds of an update whose collectives run at the same time as other kernels.
 
-    Each collective begins and is awaited where the compiler put its start and its end.
+    Collectives run one after another. A collective starts where the compiler put its start, and the
+    next kernels wait for it where the compiler put its end.
     """
     schedule = list(schedule)
     awaited = {k.name for k in schedule if k.kind == program_kernels.WAIT}
@@ -254,7 +257,7 @@ def scheduled(schedule: Iterable[Kernel], fused: Mapping[str, Attention], kind: 
 def report(
     schedule: list[Kernel], fused: Mapping[str, Attention], flops: Flops, kind: str, measured: Any
 ) -> Iterator[str]:
-    """Yields the lines of a table of all groups, and of their sum."""
+    """Yields the lines of a table: a row for each group of kernels, then rows for the update."""
     kernels = [k for k in schedule if k.kind != program_kernels.WAIT]
     rows, peak = groups(kernels, fused, kind), CHIPS[kind].flops
     yield "| kernels | launches | TFLOP | Gcycles | GB | ms (*predicted*) |"

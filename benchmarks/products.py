@@ -1,11 +1,12 @@
-"""Times matrix products alone, whose sum is a lower bound for the whole computation.
+"""Times a model's matrix products alone; their sum is a lower bound for the whole computation.
 
     python -m benchmarks.products --size=12l_512 [--of=segment] [--rounds=7] [--out=FILE.json]
 
-Every product of a layer and of the softmax is a program of its own on random numbers, in the layout
-that the whole program gives it; its median time is multiplied by how often it is computed. The
-whole is timed in the same rounds: a training update, with forward products and both gradients, or
-with ``--of=segment`` a segment of evaluation, with projected memory in a ring buffer.
+Each matrix product of a layer and of the softmax runs as a separate program on random numbers, with
+the shapes that it has in the model. Its median time is multiplied by the number of times that the
+model computes it. The whole computation is timed in the same rounds. It is a training update, with
+forward products and both gradients, or with ``--of=segment`` a segment of evaluation, with the
+projected memory in a ring buffer.
 """
 
 import argparse
@@ -30,7 +31,7 @@ _IN_A_ROW = 5
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """``count`` products of [batch,m,k] and [batch,k,n]; ``batch`` is 1 for plain matrices."""
+    """``count`` matrix products of [batch,m,k] and [batch,k,n]; plain matrices have ``batch`` 1."""
 
     name: str
     count: int
@@ -46,7 +47,7 @@ class Product:
 
 
 def segment_products(exp: ExperimentConfig) -> Iterator[Product]:
-    """Yields all products of a segment of evaluation: one softmax, relative attention, one ring."""
+    """Yields the products of an evaluated segment: relative attention, softmax without clusters."""
     c, p = exp.model, exp.evaluate
     rows, heads, layers = p.batch_size * p.seg_len, p.batch_size * c.n_head, c.n_layer
     width, (slots, _) = c.n_head * c.d_head, ring.slots_of(p.mem_len, p.seg_len)
@@ -63,7 +64,7 @@ def segment_products(exp: ExperimentConfig) -> Iterator[Product]:
 
 
 def update_products(exp: ExperimentConfig) -> Iterator[Product]:
-    """Yields all matrix products of an update, with one softmax and relative attention."""
+    """Yields the products of a training update: relative attention, softmax without clusters."""
     c, t = exp.model, exp.train
     rows, keys = t.batch_size * t.seg_len, t.batch_size * (t.seg_len + t.mem_len)
     width, heads = c.n_head * c.d_head, t.batch_size * c.n_head
@@ -95,7 +96,7 @@ def update_products(exp: ExperimentConfig) -> Iterator[Product]:
 
 
 def alone(p: Product) -> Callable[[], float]:
-    """Returns a function that runs one product several times, and returns the seconds of one."""
+    """Returns a function that runs a product several times and returns the seconds of one run."""
     a, b = (jnp.asarray(x) for x in _numbers(p))
     dot = jax.jit(jnp.matmul)
 

@@ -1,10 +1,11 @@
-"""Reads the kernels of a compiled program from its HLO: bytes moved, matrix products, sources.
+"""Lists the kernels of a compiled program from its HLO: bytes, FLOPs, part of the model.
 
-A kernel reads each operand and writes each result once. Of an operand that is only sliced, the
-slices count; of a result that is updated in place, the written part. A kernel in a loop counts
-once for each iteration. Caches of a GPU are not modelled: what is read twice in a row counts twice.
-On a TPU, arrays that the compiler keeps on the chip do not count, and copies to and from the chip
-count once. Of a conditional, the branch that moves the most bytes counts.
+A kernel is assumed to read each operand once and to write each result once. If a kernel reads only
+slices of an operand, only the slices count. If it updates a result in place, only the written part
+counts. A kernel in a loop counts once for each iteration. The caches of a GPU are ignored: an array
+that two kernels read one after the other counts twice. On a TPU, arrays that the compiler keeps on
+the chip do not count, and a copy to or from the chip counts once. Of a conditional, only the branch
+that moves the most bytes counts.
 """
 
 import dataclasses
@@ -23,22 +24,24 @@ _FREE = frozenset(
 _VIEWS = frozenset(("bitcast", "reshape", "copy", "convert", "transpose"))
 _SLICES = frozenset(("dynamic-slice", "slice", "gather"))
 _PRODUCTS = frozenset(("dot", "convolution"))
-_NO_KERNEL = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound")  # on a TPU
+# Targets of custom calls that run no kernel on a TPU.
+_NO_KERNEL = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound")
 
 
 WAIT = "wait"
-"""The kind of a :class:`Kernel` where the program only waits for the collective of that name."""
+"""The kind of a :class:`Kernel` that runs nothing: a wait for the collective ``name``."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     """A kernel that a program runs ``times`` times; bytes and ``flops`` are those of one run.
 
-    ``kind`` is ``elementwise``, ``product``, ``library`` (another custom call), or the collective.
-    ``source`` is the place in the model, from the name of the operation. ``results`` are the shapes
-    of the results; ``target`` and ``config`` are the name and the text of a library call.
-    ``cycles`` is the number that the compiler for TPUs expects, or 0 if it gives none. ``sent`` is
-    the number of bytes that each of many devices sends to the others in a ring.
+    ``kind`` is ``elementwise``, ``product`` (of matrices), ``library`` (any other custom call), or
+    the name of a collective operation. ``source`` is the part of the model that the kernel belongs
+    to, from the name of its operation. ``results`` are the shapes of the results. ``target`` and
+    ``config`` are the name and the configuration of a library call. ``cycles`` is the number of
+    cycles that the TPU compiler expects, or 0 if the compiler gives none. ``sent`` is the number of
+    bytes that each device sends in a collective operation, if many devices form a ring.
     """
 
     name: str
@@ -73,7 +76,7 @@ class _Instruction:
 
     @property
     def size(self) -> int:
-        """The bytes of the results in memory, without the workspace of a library."""
+        """The bytes of the results in device memory, without the workspace of a library call."""
         of_library = self.opcode == "custom-call" and len(self.shapes) > 1
         return sum(
             x
@@ -83,7 +86,7 @@ class _Instruction:
 
     @property
     def sizes(self) -> list[int]:
-        """The bytes of each result in memory; a result on the chip of a TPU has 0."""
+        """The bytes of each result in device memory; 0 if a TPU keeps the result on the chip."""
         return [0 if on else _size(x) for x, on in zip(self.shapes, self.on_chip, strict=True)]
 
     def called(self) -> str:
@@ -96,7 +99,7 @@ _Computation = dict[str, _Instruction]
 
 
 def kernels(text: str) -> list[Kernel]:
-    """Returns the kernels of a program, from its text ``compiled.as_text()``, in their order."""
+    """Returns the kernels of a program in their order; ``text`` is ``compiled.as_text()``."""
     return [k for k in schedule(text) if k.kind != WAIT]
 
 
@@ -107,7 +110,7 @@ def schedule(text: str) -> list[Kernel]:
 
 
 def iterations(text: str) -> list[list[Kernel]]:
-    """Returns the kernels of one iteration of each loop that is not inside of another one."""
+    """Returns the kernels of one iteration for each loop, except loops inside of other loops."""
     computations, entry = _computations(text)
     loops = (x for x in computations[entry].values() if x.opcode == "while")
     bodies = (re.findall(r"body=%?([\w.\-]+)", x.rest)[0] for x in loops)
@@ -135,7 +138,7 @@ def _run(computations: dict[str, _Computation], name: str, times: int) -> Iterat
 
 
 def _is_free(computations: dict[str, _Computation], x: _Instruction) -> bool:
-    """Tells whether an instruction only names memory, or waits for another instruction's end."""
+    """Tells whether an instruction runs no kernel: it only names memory, or waits for another."""
     inner = computations.get(x.called(), {}).values() if x.opcode == "fusion" else ()
     return (
         x.opcode in _FREE
@@ -167,7 +170,7 @@ def _kernel(
     elif x.opcode == "custom-call" or x.opcode in _PRODUCTS:
         flops = _flops(x, here)
         kind = "product" if flops else "library"
-    elif x.opcode in ("copy-start", "slice-start"):  # one of the results is the operand
+    elif x.opcode in ("copy-start", "slice-start"):  # the results include the operand
         copied = 0 if x.opcode == "copy-start" else 1
         read = min(read, _size(x.shapes[copied]))
         written = x.sizes[copied]
@@ -182,7 +185,7 @@ def _kernel(
 
 
 def _started(inner: _Computation) -> str | None:
-    """Returns the kind of the collective that a fusion starts on a TPU, if it starts one."""
+    """Returns the kind of the collective that a fusion starts on a TPU, or ``None``."""
     starts = any('custom_call_target="AsyncCollectiveStart"' in y.rest for y in inner.values())
     return next(y.opcode for y in inner.values() if y.opcode in KINDS) if starts else None
 
@@ -190,7 +193,7 @@ def _started(inner: _Computation) -> str | None:
 def _reads(
     computations: dict[str, _Computation], inner: _Computation, operands: Sequence[_Instruction]
 ) -> int:
-    """Returns the bytes that a fused computation reads of the operands."""
+    """Returns the bytes that a fused computation reads from its operands."""
     total = 0
     for number, parameter in _parameters(inner).items():
         whole = operands[number].size if number < len(operands) else parameter.size
@@ -230,7 +233,7 @@ def _read_of(
 def _writes(
     computations: dict[str, _Computation], inner: _Computation, on_chip: Sequence[bool]
 ) -> int:
-    """Returns the bytes that a fused computation writes; an in-place update counts by itself."""
+    """Returns the bytes that a fused computation writes; in place, only the updated part."""
     (root,) = (y for y in inner.values() if y.root)
     if root.opcode != "tuple" and len(root.shapes) > 1:  # such as a sort of keys and values
         return sum(size for size, on in zip(root.sizes, on_chip, strict=True) if not on)
@@ -277,7 +280,7 @@ def _flops(x: _Instruction, here: _Computation) -> int:
 
 
 def _convolution(x: _Instruction, here: _Computation) -> int:
-    """Returns the operations of a convolution, a TPU's form of products, without its padding."""
+    """Returns the operations of a convolution (a TPU's matrix product), without padding."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", x.rest)
     if not labels or any(name not in here for name in x.operands[:2]):
         return 0
@@ -302,7 +305,7 @@ def _convolution(x: _Instruction, here: _Computation) -> int:
 
 
 def _source(rest: str) -> str:
-    """Returns the place in the model, such as ``attention, gradient``."""
+    """Returns the part of the model of an instruction, such as ``attention, gradient``."""
     found = re.search(r'op_name="([^"]*)"', rest)
     name = found[1] if found else ""
     parts = [part for part in re.split(r"[/()]", name) if part]

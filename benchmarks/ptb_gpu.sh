@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# Trains a Penn Treebank candidate on one GPU, in calls of limited time that continue each other.
+# Trains a candidate recipe for Penn Treebank on one GPU. A call has a time limit, and the next call
+# continues the training.
 #   benchmarks/ptb_gpu.sh CONFIG DATA WORKDIR OUT [SECONDS] [--config.KEY=VALUE ..]
 # CONFIG: configs/ptb.py or configs/ptb_authors.py. DATA: folder with ptb.train.txt, ptb.valid.txt
 # and ptb.test.txt. WORKDIR: a folder on the machine's own disk; the next call with this folder
-# resumes from its last checkpoint. OUT: folder for the curve, the settings, the scores, and at the
-# end the weights (bfloat16, pieces under 16 MiB). SECONDS: the run saves and stops after this time
-# (default 560).
-# Candidates are scored on the validation split. TEST=1 also scores a finished candidate on the test
-# split, at temperature 1 and at the temperature that is best on validation; use it once, for the
-# chosen candidate. PYTHON: a Python with jax[cuda]. WHEELS=DIR: folder with the wheels of
-# benchmarks/gpu_wheels.txt, which are installed first. SMOKE=1: a rehearsal on a CPU, with the
-# recipe's smoke variant. Versions and GPU are checked first.
+# resumes from the last checkpoint in it. OUT: folder for the curve, the settings, the scores, and at
+# the end the weights (bfloat16, in files under 16 MiB). SECONDS: the run saves and stops after this
+# time (default 560).
+# Candidates are scored on the validation split. The environment variable TEST=1 also scores a
+# finished candidate on the test split, at temperature 1 and at the temperature that is best on
+# validation; use it once, for the chosen candidate. Other environment variables: PYTHON: a Python
+# with jax[cuda]. WHEELS=DIR: a folder with the wheels of benchmarks/gpu_wheels.txt, which the script
+# installs first. SMOKE=1: a rehearsal on a CPU, with the recipe's smoke variant. The script checks
+# the versions and the GPU before it trains.
 set -euo pipefail
 usage="benchmarks/ptb_gpu.sh CONFIG DATA WORKDIR OUT [SECONDS] [--config.KEY=VALUE ..]"
 config="${1:?$usage}" data="${2:?$usage}" workdir="${3:?$usage}" out="${4:?$usage}"

@@ -1,23 +1,24 @@
-"""Trains the authors' PyTorch code with a txl_jax run's model, data and time; writes its scores.
+"""Trains the authors' PyTorch code with the model, data and time of a txl_jax run; scores it.
 
     python -m benchmarks.quickstart_against_original --original=DIR --workdir=DIR --tokens=DIR \
         --seconds=S [--schedule-steps=N|auto] [--steps=N] --out=FILE.json
 
 Run it with a Python that has torch and numpy; JAX is not needed. ``--workdir`` is a finished
 txl_jax run: its ``config.json`` gives shape, optimizer, schedule, batch, lengths and protocols.
-``--tokens`` holds the run's prepared text as ``train.npy``, ``valid.npy`` and ``test.npy``.
-``--original`` is the authors' ``pytorch/`` folder; ``benchmarks/original.py`` names the edits
-that it needs.
+``--tokens`` is a folder with the run's prepared text: ``train.npy``, ``valid.npy`` and
+``test.npy``. ``--original`` is the authors' ``pytorch/`` folder; ``benchmarks/original.py`` names
+the edits that this folder needs.
 
-``--seconds`` limits the time of the updates alone. Start-up (imports, reading, building) is
-reported separately, and the time of scoring is part of neither. There are four ways to stop and to
-anneal:
+``--seconds`` limits the time of the updates alone. The time of start-up (imports, reading,
+building) is reported separately, and the time of scoring is part of neither. There are four ways to
+schedule the learning rate and to stop:
 
-- default: the schedule of ``train.steps``, cut off if it is not done when the time is over;
-- ``--schedule-steps=N``: warm-up and cosine are squeezed to N updates, and training stops there;
-- ``--schedule-steps=auto``: warm-up and cosine are squeezed to fill ``--seconds`` exactly, whatever
-  the speed: an update's place in the schedule is the share of the time that has passed;
-- ``--steps=N`` without ``--seconds``: N updates however long they take, for loss at equal steps.
+- default: the schedule of ``train.steps`` updates, cut off if the time is over first;
+- ``--schedule-steps=N``: warm-up and cosine are scaled to N updates, and training stops after them;
+- ``--schedule-steps=auto``: warm-up and cosine are scaled to fill ``--seconds`` exactly, at any
+  speed. The position of an update in the schedule is the share of the time that has passed;
+- ``--steps=N`` without ``--seconds``: N updates, however long they take. Use it to compare losses
+  after equal numbers of updates.
 """
 
 import argparse
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     """Trains and scores the original as the flags say, prints and writes the report."""
     started = time.perf_counter()
     flags = _flags(argv)
-    import torch  # here and not above: start-up time is part of the report
+    import torch  # here, because the report has the time of imports
 
     torch.set_num_threads(flags.threads)
     report = compare(flags, started)
@@ -118,7 +119,7 @@ def compare(flags: argparse.Namespace, started: float) -> dict[str, Any]:
 
 
 def _scores(model: Any, tokens: dict[str, Any], experiment: dict[str, Any], names: list[str]):
-    """Returns protocol and bits per token for each score that is asked for by name."""
+    """Returns protocol and bits per token for each score in ``names``."""
     from benchmarks import original
 
     evaluate, validate = experiment["evaluate"], experiment["validate"]
@@ -155,9 +156,9 @@ def _timed(
 
 
 def _schedule(experiment: dict[str, Any], squeezed: int | str | None) -> tuple[int, int]:
-    """Returns the updates of the schedule and of its warm-up, scaled to ``squeezed`` updates.
+    """Returns how many updates the schedule and its warm-up have, scaled to ``squeezed`` updates.
 
-    With ``auto`` they are those of the experiment, since only their proportion matters then.
+    With ``auto`` the numbers are those of the experiment, because then only their ratio matters.
     """
     steps, warmup = experiment["train"]["steps"], experiment["optimizer"]["warmup_steps"]
     if not isinstance(squeezed, int):
@@ -201,7 +202,7 @@ def _curve(history: list[tuple[float, float, int]]) -> list[tuple[int, float, fl
 
 
 def _vocab_size(workdir: pathlib.Path, experiment: dict[str, Any]) -> int:
-    """Returns V: that of the experiment, else of the run's vocabulary, else of bytes."""
+    """Returns the vocabulary size: that of the experiment, else of vocab.json, else 256 (bytes)."""
     if experiment["model"]["vocab_size"]:
         return experiment["model"]["vocab_size"]
     vocab = workdir / "vocab.json"
@@ -210,7 +211,7 @@ def _vocab_size(workdir: pathlib.Path, experiment: dict[str, Any]) -> int:
 
 
 def _cpu_model() -> str:
-    """Returns the processor's model name, as Linux gives it."""
+    """Returns the processor's model name and its number of logical cores, as Linux gives them."""
     info = pathlib.Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -226,7 +227,7 @@ def _cpu_stalled_seconds() -> float:
 
 
 def _command(flags: argparse.Namespace) -> str:
-    """Returns the command that was given, without this machine's paths."""
+    """Returns the command line, with names in place of this machine's paths."""
     places = {"original": "DIR", "workdir": "DIR", "tokens": "DIR", "out": "FILE"}
     given = {name: places.get(name, value) for name, value in flags.given.items()}
     words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
@@ -234,7 +235,7 @@ def _command(flags: argparse.Namespace) -> str:
 
 
 def _flags(argv: list[str] | None) -> argparse.Namespace:
-    """Returns the checked flags; ``given`` holds them as they were typed."""
+    """Returns the checked flags; ``given`` is a dict of those that are not ``None``."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--original", required=True, help="the authors' pytorch/ folder, edited for this torch")

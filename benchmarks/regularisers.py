@@ -4,10 +4,10 @@
 
 FOLDER has ptb.train.txt, ptb.valid.txt, ptb.test.txt; of the training text, only the first lines
 are used. A token is a character, because a hundred thousand words are too few to learn from. Each
-change below is made alone to a plain model. For each seed, its validation loss is compared with
-that of the plain model with this seed. The model is much smaller than that of the recipe: the
-results show whether a regulariser has an effect, not its gain at 24M parameters. Of the test split,
-only the vocabulary is used.
+entry of CHANGES is made alone to a plain model. For each seed, the validation loss of the changed
+model is compared with that of the plain model with the same seed. The model is much smaller than
+that of the recipe for Penn Treebank, so the results show whether a regulariser has an effect, but
+not its gain at 24M parameters. The test split is used only for the vocabulary; it is not scored.
 """
 
 import argparse
@@ -67,7 +67,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 """Changes of the plain model, by name. Every run also scores two averages of its weights."""
 TAUGHT = "taught by the plain ones"
-"""One more change: distillation from all seeds of ``plain``, whose folders it needs."""
+"""One more change: distillation from the plain models of all seeds, read from their workdirs."""
 
 
 def beginning(data: pathlib.Path, folder: pathlib.Path, tokens: int) -> pathlib.Path:
@@ -89,7 +89,7 @@ def beginning(data: pathlib.Path, folder: pathlib.Path, tokens: int) -> pathlib.
 
 
 def trained(changes: dict[str, Any], corpus: Corpus, exp: ExperimentConfig, workdir: str) -> Any:
-    """Trains; returns validation losses in nats by kind of weights, each a list over seeds."""
+    """Trains all seeds; returns their validation losses in nats for each kind of weights."""
     plan = build_plan(with_vocab(override(exp, changes), corpus), corpus, workdir)
     with locked_workdirs(plan):
         train(plan, PreemptionGuard())
@@ -103,14 +103,14 @@ def trained(changes: dict[str, Any], corpus: Corpus, exp: ExperimentConfig, work
 
 
 def against(new: list[float], old: list[float]) -> dict[str, Any]:
-    """Returns the change of bits per character of each seed, and its mean and spread."""
+    """Returns the change in bits per character for each seed, its mean and standard deviation."""
     change = [(a - b) / math.log(2) for a, b in zip(new, old, strict=True)]
     spread = statistics.stdev(change) if len(change) > 1 else None
     return {"bpc": change, "mean": statistics.mean(change), "spread": spread}
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Trains what has no row yet, writes the rows and prints them."""
+    """Trains each change that has no row yet; writes and prints the rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", required=True, type=pathlib.Path)
     parser.add_argument("--out", required=True, type=pathlib.Path)

@@ -1,11 +1,12 @@
-"""Compiles every program of every recipe for absent TPUs and GPUs, and writes a table.
+"""Compiles every program of every recipe for TPUs and GPUs, and writes a table.
 
     python -m benchmarks.rehearsal --out=DIR [--recipes=ptb,wt103_large] [--topologies=v5e:2x4]
 
-Each row has one command, ``python -m txl_jax.main --config=configs/RECIPE.py --mode=compile
---topology=TOPOLOGY``, with the recipe's own settings. Its output is written to a file of DIR. A
-file that exists is not made again, so a later call continues. ``DIR/table.md`` has the rows of all
-files. Needs libtpu, and the extra ``compile-cuda``, but no TPU and no GPU.
+Each row of the table comes from one command, ``python -m txl_jax.main --config=configs/RECIPE.py
+--mode=compile --topology=TOPOLOGY``, with the recipe's own settings. The program writes the output
+of the command to a file in DIR. A later call skips the commands whose file exists, and so continues
+the earlier call. ``DIR/table.md`` has the rows of all files. Compiling needs libtpu, and the extra
+``compile-cuda``, but no TPU and no GPU.
 """
 
 import argparse
@@ -25,7 +26,7 @@ _TOTAL = re.compile(r"total +([\d.]+) GiB(?: \+ ([\d.]+) GiB[^\n]*?)? of ([\d.]+
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compiles what has no file yet, and writes the table."""
+    """Runs the commands that have no output file yet, and writes the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", required=True)
     parser.add_argument("--recipes", help="names by comma; all of them if left out")
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def row(path: pathlib.Path) -> str:
-    """Returns the row of a file; if nothing was compiled, its last line instead of figures."""
+    """Returns the row for an output file; if nothing was compiled, it quotes the output's end."""
     recipe, kind, sides = path.stem.rsplit("-", 2)
     text = path.read_text(encoding="utf-8")
     programs = dict(_PROGRAM.findall(text))
@@ -73,7 +74,7 @@ def row(path: pathlib.Path) -> str:
 
 
 def table(out: pathlib.Path) -> Iterator[str]:
-    """Yields the lines of the table of all files of a folder."""
+    """Yields the lines of the table for all output files in a folder."""
     yield f"| {' | '.join(_COLUMNS)} |"
     yield "|---" * len(_COLUMNS) + "|"
     for path in sorted(out.glob("*.txt")):

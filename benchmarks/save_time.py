@@ -1,10 +1,11 @@
-"""Measures what saving checkpoints costs a training run of the 41M model.
+"""Measures how much saving checkpoints slows down training of the 41M model.
 
     python -m benchmarks.save_time [--steps=30] [--saves=5] [--out=FILE.json]
 
-The step is that of configs/enwik8_12l.py (41.1M parameters, Adam: 0.5 GB a checkpoint) cut down to
-B = 4, T = M = 128: the recipe's own batch makes a step slower, but not a save. Steps are timed
-without a save, and after each of some saves, whose files are written while these steps run.
+The step is that of configs/enwik8_12l.py (41.1M parameters; with Adam a checkpoint has 0.5 GB), but
+with B = 4 and T = M = 128. The recipe's own batch would make a step slower, but not a save. The
+program times steps before a save, and steps after it that run while the files of the save are
+written. It repeats this for several saves.
 
     cost = (seconds that save() blocked + delay of steps while it wrote) / (seconds of 1000 steps)
 

@@ -1,4 +1,4 @@
-"""Scores a trained workdir under changed protocols, and records where and how it was measured."""
+"""Scores the model of a workdir under changed protocols; records machine, versions and text."""
 
 import argparse
 import dataclasses
@@ -43,7 +43,7 @@ class Scorer:
         return self.corpus.vocab.unit
 
     def row(self, name: str, protocol: ProtocolConfig) -> Row:
-        """Returns the loss under a protocol, in nats and in the unit, with targets and seconds."""
+        """Returns the loss under a protocol, in nats and in ``unit``, with targets and seconds."""
         c = self.trained.config
         mesh = scoring_mesh(c.mesh, c.model, c.evaluate.batch_size)
         evaluator = split_evaluator(c.model, protocol, self.corpus, mesh)
@@ -77,7 +77,7 @@ class Scorer:
 
 
 def parser_of(doc: str) -> argparse.ArgumentParser:
-    """Returns a parser with the flags that all such programs have."""
+    """Returns a parser with the flags that all programs of this kind share."""
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("--workdir", required=True, help="a finished txl_jax run")
     parser.add_argument("--data-path", help="its corpus, if it lies elsewhere than in training")
@@ -86,7 +86,7 @@ def parser_of(doc: str) -> argparse.ArgumentParser:
 
 
 def command(program: str, argv: list[str]) -> str:
-    """Returns the command that was given, without this machine's paths."""
+    """Returns the command line, with names in place of this machine's paths."""
     places = {"--workdir": "RUN", "--data-path": "DATA", "--out": "FILE.json"}
     words = [place.partition("=") for place in argv]
     told = [f"{key}={places.get(key, value)}" if eq else key for key, eq, value in words]
@@ -94,10 +94,10 @@ def command(program: str, argv: list[str]) -> str:
 
 
 def checked(protocol: ProtocolConfig, scorer: Scorer) -> ProtocolConfig:
-    """Returns the protocol if its settings go together with those of the run.
+    """Returns the protocol after a check of its settings together with those of the run.
 
     Raises:
-      SystemExit: the settings do not go together; the message names the broken rule.
+      SystemExit: the settings contradict each other; the message names the broken rule.
     """
     try:
         dataclasses.replace(scorer.trained.config, evaluate=protocol)
@@ -107,11 +107,11 @@ def checked(protocol: ProtocolConfig, scorer: Scorer) -> ProtocolConfig:
 
 
 def numbers(text: str) -> list[float]:
-    """Returns the numbers between commas of a flag."""
+    """Returns the numbers in a flag's value, which commas separate."""
     return [float(part) for part in text.split(",")]
 
 
 def write(text: str, out: str | None) -> None:
-    """Writes a file if one was asked for."""
+    """Writes the text to the file ``out``, unless ``out`` is ``None``."""
     if out:
         pathlib.Path(out).write_text(text + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Experiments for measuring speed, by name: every recipe of ``configs/``, and some for a CPU.
+"""Named experiments for measuring speed: every recipe of ``configs/``, and small ones for a CPU.
 
-The text is synthetic (random tokens): a step takes as long on it as on any other text.
+The benchmarks use random tokens, because the time of a step does not depend on the text.
 """
 
 import dataclasses
@@ -66,13 +66,14 @@ SMALL = {
         70,
     ),
 }
-"""Sizes that are no recipes; ``tiny`` is for seeing whether a benchmark runs."""
+"""Experiments that are not recipes; ``tiny`` is for testing that a benchmark runs."""
 
 
 def experiment(name: str, changes: Mapping[str, Any] | None = None) -> ExperimentConfig:
     """Returns the experiment of a name, from :data:`SMALL` or ``configs/``, with a vocabulary size.
 
-    A ``model.dtype`` of ``auto`` becomes what it means on this machine, so that peers use it too.
+    A ``model.dtype`` of ``auto`` is replaced by the dtype that it means on this machine, so that
+    programs that are timed beside ours use the same dtype.
 
     Args:
       name: such as ``12l_512`` or ``wt103_large``.

@@ -1,13 +1,13 @@
-"""Measures the seconds from a command to its first training step, and to the end of ``--help``.
+"""Measures how long a command takes to its first training step, and how long ``--help`` takes.
 
     python -m benchmarks.start_up [--rounds=5] [--text=FILE] [--out=FILE.json]
 
-Every command is a process of its own. Two commands train: ``quickstart:smoke``, and a
-model of 24 scanned layers with the widths of ``enwik8_24l:smoke``, which reads ``--text``.
-Two times are taken: until the command prints that the step is compiled, and until it prints the
-losses of the first step. Then the process is ended. A run ``without`` cached programs starts with
-an empty folder of compiled programs, and a run ``with`` them has those of the run before it. The
-text was prepared before the rounds.
+Every command runs in a process of its own. Two commands train: ``quickstart:smoke``, and a model of
+24 scanned layers with the widths of ``enwik8_24l:smoke``, which trains on ``--text``. Two times are
+measured: until the command prints that the step is compiled, and until it prints the losses of the
+first step. Then the benchmark ends the command. A run ``without`` cached programs starts with an
+empty folder of compiled programs. The run ``with`` cached programs comes next and finds those that
+the run before it stored. The text is prepared before the rounds.
 """
 
 import argparse
@@ -33,7 +33,7 @@ RECIPES = {
         *(f"--config.{key}={value}" for key, value in {**_24_LAYERS, **_OWN_TEXT}.items()),
     ],
 }
-"""Commands that train; the second gets ``--config.data.path`` too."""
+"""Arguments of the commands that train; ``main`` adds ``--config.data.path`` to the second."""
 
 
 def main(argv: list[str] | None = None) -> None:

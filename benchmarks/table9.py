@@ -1,4 +1,4 @@
-"""Measures table 9 of the paper at a size of choice; analysis/speed.py describes what is timed.
+"""Measures table 9 of the paper for a model of any size (see txl_jax/analysis/speed.py).
 
     python -m benchmarks.table9 --size=12l_512 [--lengths=800,1800,2800,3800] [--out=FILE.json]
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.temperature WORKDIR [--data=FOLDER] [--temperatures=0.96,1.0,1.04] [--test]
 
-Every temperature is scored on the validation split under the protocol of ``evaluate`` (memory,
-segment). With ``--test`` the test split is scored too, at temperature 1 and at the temperature with
-the least validation loss; use it once, for a finished candidate. Figures go to standard output and
-to WORKDIR/temperature.json.
+Every temperature is scored on the validation split, with the memory and segment lengths of the
+config's ``evaluate`` section. With ``--test`` the test split is scored too, at temperature 1 and at
+the temperature with the least validation loss; use this flag once, for a finished candidate. The
+scores are printed and written to WORKDIR/temperature.json.
 """
 
 import argparse
@@ -26,7 +26,7 @@ TEMPERATURES = (0.92, 0.96, 1.0, 1.04, 1.08, 1.12, 1.16)
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """Runs the command; returns what it writes."""
+    """Runs the command; returns the contents of temperature.json."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("workdir")
     parser.add_argument("--data", help="folder of the text, if it is elsewhere by now")
@@ -66,7 +66,7 @@ def _loss(
     protocol = dataclasses.replace(exp.evaluate, split=split, temperature=temperature)
     mesh = scoring_mesh(exp.mesh, exp.model, protocol.batch_size)
     score = split_evaluator(exp.model, protocol, corpus, mesh).run(params)
-    assert score is not None  # nothing stops it
+    assert score is not None  # None would mean that it was stopped
     return score.loss, describe(protocol, exp.model)
 
 

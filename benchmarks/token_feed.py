@@ -1,19 +1,21 @@
-"""Measures seconds and memory until a large array of ids is ready, and tokens a second of its feed.
+"""Measures time and memory to load a large array of token ids, and the speed of its batches.
 
     python -m benchmarks.token_feed [--tokens=1000000000] [--rounds=7] [--out=FILE.json]
 
-Writes an array of uint16 (2 GB for 1e9 tokens) to a temporary folder, and measures it as it is, and
-then with the starts of documents of 1000 tokens on average. Each time a process of its own loads
-the array, and reads every token to find the largest id. It then reads batches (`read`), and feeds
-them to the device through a thread as training does (`fed`). The bars for 1e9 tokens:
+Writes an array of uint16 (2 GB for 1e9 tokens) to a temporary folder. It is measured twice: without
+documents, and with a file of the starts of documents, which have 1000 tokens on average. Each time
+a new process loads the array, and reads every token to find the largest id. Then it reads batches
+(`read`), and feeds batches to the device through a thread as training does (`fed`). For 1e9 tokens
+the results are compared with these bars:
 
 | figure | bar |
 |---|---|
 | `peak_gib`, resident memory of the process with Python, JAX and the pages of the file | 1 |
 | tokens a second of `fed` for each size | 5,000,000 |
 
-All rounds read equally many tokens, each from another place of the array. The output has the median
-and the extremes of the rounds. The array was just written, so the system has it in its cache.
+All rounds read equally many tokens, each round from another place of the array. The output has the
+median and the extremes over the rounds. The array was just written, so the operating system still
+has it in its file cache.
 """
 
 import argparse
@@ -34,8 +36,8 @@ import numpy as np
 from benchmarks.data_preparation import machine
 
 SIZES = ((8, 64), (22, 512))  # rows and tokens of a segment: a small run, and enwik8_12l
-READ = 4_000_000  # tokens of a round
-MEAN = 1000  # tokens of a document
+READ = 4_000_000  # tokens per round
+MEAN = 1000  # average tokens of a document
 CHUNK = 1 << 24
 
 
@@ -72,7 +74,7 @@ def write_tokens(path: pathlib.Path, n: int) -> None:
 
 
 def draw_starts(n: int) -> np.ndarray:
-    """Draws where documents of 2 to twice ``MEAN`` tokens begin, int64."""
+    """Draws the start positions, int64, of documents with 2 to twice ``MEAN`` tokens."""
     sizes = np.random.default_rng(1).integers(2, 2 * MEAN, n // MEAN + n // (20 * MEAN) + 2)
     starts = np.cumsum([0, *sizes])
     return starts[starts < n - 1]
@@ -104,7 +106,7 @@ def _spread(rates: Sequence[float]) -> dict[str, int]:
 
 
 def _rates(streams: Any, share: float) -> tuple[float, float]:
-    """Reads about READ tokens after a share of the array; returns tokens a second, read and fed."""
+    """Times about READ tokens from ``share`` (0 to 1) of the array on; returns tokens a second."""
     import jax
 
     from txl_jax.data.feed import training_batch, training_feed

@@ -1,11 +1,12 @@
-"""Counts the work of an update on an absent TPU in its compiled program; nothing is run.
+"""Counts the work of a training update on a TPU in its compiled program; no TPU is needed.
 
     python -m benchmarks.tpu_update enwik8_24l --topology=v5e:2x4 [--set train.batch_size=22]
 
-Compiles the recipe's update (with the extra ``tpu``) and counts in its text (program_kernels.py)
-the operations of products, the bytes to and from the chip's memory, and cycles. The cycles are
-those that the compiler expects of its kernels; those of the fused attention are counted in its
-machine code (attention_bundles.py). A copy that runs beside other kernels has bytes, but no cycles.
+Compiles the recipe's update (with the extra ``tpu``). In the text of the compiled program
+(program_kernels.py), it counts the bytes to and from the chip's memory, and cycles. The cycles are
+those that the compiler expects of its kernels; the cycles of the fused attention are counted in its
+machine code (attention_bundles.py). A copy that runs at the same time as other kernels has bytes,
+but no cycles. The operations of matrix products come from formulas (txl_jax/model/flops.py).
 """
 
 import argparse
@@ -46,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
 def with_attention(
     kernels: list[Kernel], exp: ExperimentConfig, topology: str, folder: str
 ) -> list[Kernel]:
-    """Returns the kernels, where those of the fused attention have the cycles of their tiles."""
+    """Returns the kernels; those of the fused attention get the cycles of all their tiles."""
     fused = [k for k in kernels if k.target == "tpu_custom_call"]
     if not fused:
         return kernels
@@ -66,7 +67,7 @@ def with_attention(
 
 
 def report(kernels: list[Kernel], flops: float, kind: str) -> Iterator[str]:
-    """Yields the lines of a table of all groups, and of their sum."""
+    """Yields the lines of a table: a row for each group of kernels, then a row of sums."""
     chip, moved = CHIPS[kind], sum(k.moved for k in kernels)
     yield "| kernels | launches | GB | Mcycles |"
     yield "|---" * 4 + "|"

@@ -1,16 +1,18 @@
-"""Times training updates: ours, and those of other programs in the same run.
+"""Times training updates of txl_jax, and those of other programs in turn with them.
 
     python -m benchmarks.train_speed --size=12l_512 [--original=DIR] [--nvidia=DIR] [--plain-flax] \
         [--original-python=PYTHON] [--forms=eager,compile] [--dtypes=float32,bfloat16]
 
-An update is that of the training loop: forward and backward pass, clipping, optimizer and carried
-memory, with the dropout of the size, on random tokens. A dispatch has as many updates as the size
-says (ten for CPU sizes; one with ``--set train.steps_per_dispatch=1``). The other programs make
-as many updates in a turn, one per call. Tokens a second come from median times; a ratio is the
-median of the ratios of the rounds. Model-FLOPs utilisation is the operations that the model needs
-(matrix products of three forward passes, by the formulas of txl_jax/model/flops.py, which count
-nothing twice), over seconds, over ``--peak`` operations a second. Without ``--peak``, the published
-bfloat16 peak of the device is taken if txl_jax/planning/machines.py has it.
+The timed update is that of the training loop, on random tokens: forward and backward pass with
+dropout, gradient clipping, optimizer, and memory for the next update. One call of our compiled
+program (a dispatch) makes ``train.steps_per_dispatch`` updates: ten for the CPU sizes of
+benchmarks/sizes.py, or one with ``--set train.steps_per_dispatch=1``. In each turn, the other
+programs make as many updates, one per call. Tokens per second are computed from median
+times. The ratio of two programs is the median over the ratios of all rounds. Model-FLOPs
+utilisation is the number of operations that the model needs per second, divided by ``--peak``. The
+model needs the matrix products of three forward passes (txl_jax/model/flops.py); recomputed
+products do not count. Without ``--peak``, the program uses the published bfloat16 peak of the
+device, if txl_jax/planning/machines.py has it.
 """
 
 import argparse
@@ -75,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 class Training:
-    """The compiled update of an experiment on random tokens, with the state that it advances."""
+    """The compiled update of an experiment, with the training state and random tokens."""
 
     def __init__(self, exp: ExperimentConfig):
         t, several = exp.train, exp.train.steps_per_dispatch
@@ -91,7 +93,7 @@ class Training:
         self._done = 0
 
     def updates(self, dispatches: int) -> float:
-        """Returns the seconds of some dispatches; each call goes on where the last one ended."""
+        """Runs some dispatches and returns their seconds; the next call continues the training."""
 
         def work():
             metrics: Any = None
@@ -109,13 +111,13 @@ class Training:
 
 
 def training(exp: ExperimentConfig, steps: int):
-    """Returns a function that runs ``steps`` further dispatches, and returns seconds an update."""
+    """Returns a function that runs ``steps`` more dispatches and returns seconds per update."""
     of = Training(exp)
     return lambda: of.updates(steps) / (steps * exp.train.steps_per_dispatch)
 
 
 def plain_flax(exp: ExperimentConfig, updates: int):
-    """Returns a function that makes some updates in plain Flax, and returns seconds an update."""
+    """Returns a function that makes some updates in plain Flax and returns seconds per update."""
     t, (state, update) = exp.train, plain_transformer_xl.training(exp)
     text = random_tokens(4 * t.batch_size * (t.seg_len + 1), exp.model.vocab_size)
     batches = text.reshape(4, t.batch_size, t.seg_len + 1)

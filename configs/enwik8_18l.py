@@ -2,12 +2,12 @@
 
     python -m txl_jax.main --config=configs/enwik8_18l.py --workdir=runs/enwik8_18l
 
-The paper says 18 layers and 88M parameters; the rest was never published. Assumed here: width 640,
-10 heads of 64 and inner width 2,200, which make 87.8M parameters. Dropout is that of enwik8_12l.py,
-and all else is as in enwik8_24l.py.
+The paper's model has 18 layers and 88M parameters; the rest of its shape was never published. Width
+640, 10 heads of 64 and inner width 2,200 are assumed here, which make 87.8M parameters. Dropout is
+that of enwik8_12l.py, and all other settings are those of enwik8_24l.py.
 
-Score: 1.03 bits per character (*paper*, of its own shape), here *not run*. Evaluation: test, 10
-streams, segments of 128, memory 3,800, same_length window, distances clamped at 1,000; text and
+Score: 1.03 bits per character (*paper*, with the paper's shape), here *not run*. Evaluation: test,
+10 streams, segments of 128, memory 3,800, same_length window, distances clamped at 1,000. Text and
 protocol are those of enwik8_12l.py.
 
 Hardware: several accelerators. Arithmetic gives 1.8e19 operations, 2 days at a sustained 100

@@ -2,10 +2,10 @@
 
     python -m txl_jax.main --config=configs/lm1b_base.py --workdir=runs/lm1b_base
 
-Without data.path the text is downloaded; else data.path is the archive or its unpacked folder, with
-1b_word_vocab.txt in or beside it. Validation and test are the same held-out file
-(news.en.heldout-00000-of-00050), as in the authors' script. 357.8M parameters: the paper's
-0.46B is not reached with tied weights (--config.model.tie_weight=False: 466.5M).
+Without data.path the text is downloaded. data.path can also name the archive or its unpacked
+folder, with 1b_word_vocab.txt inside or next to it. Validation and test are the same held-out file
+(news.en.heldout-00000-of-00050), as in the authors' script. 357.8M parameters: with tied weights
+the model does not reach the paper's 0.46B (with --config.model.tie_weight=False it has 466.5M).
 
 Score: test perplexity 23.5 (*paper*), here *not run*. Evaluation: test, 64 streams, segments of 32,
 memory 128, same_length window, no clamp.

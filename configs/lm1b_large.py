@@ -8,9 +8,9 @@ Score: test perplexity 21.8 (*paper*), here *not run*. Evaluation: test, 8 strea
 memory 128, same_length window, no clamp.
 
 Hardware: a TPU pod slice or several hosts (TF's script: 32 TPU hosts). Arithmetic gives 1.0e20
-operations, 12 days at a sustained 100 TFLOP/s (*not run*). The train step fits a TPU v5p-32, 17.22
-of 95.7 GiB a chip, and a v5e-16, whose chips share the parameters, 4.84 of 15.75 GiB (*compiled*
-ahead of time, RESULTS.md).
+operations, 12 days at a sustained 100 TFLOP/s (*not run*). The train step fits a TPU v5p-32, where
+it takes 17.22 of 95.7 GiB on each chip. With the parameters divided among the chips, it also fits a
+v5e-16: 4.84 of 15.75 GiB (*compiled* ahead of time, RESULTS.md).
 
 Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.

@@ -2,17 +2,17 @@
 
     python -m txl_jax.main --config=configs/lm1b_large_tf.py --workdir=runs/lm1b_large_tf
 
-It differs from lm1b_large.py in these points. Each layer has its own u and v. Words whose embedding
-is as wide as the model are not projected. Initial values have a standard deviation of 0.005, and
-LayerNorm's epsilon is 1e-12. The learning rate falls from 1e-4 to 0.01 of it. Memory is emptied
-every 1,000 steps and not at an epoch's end, as in the TF code for TPUs. Two <S> stand between
-sentences, so each sentence adds a trivial target; the perplexity is over more targets and is lower
-for the same model, so it cannot be compared with that of lm1b_large.py.
-838.1M parameters.
+Its training differs from lm1b_large.py in these points. Each layer has its own attention biases u
+and v. Words whose embedding is as wide as the model are not projected. Initial weights have a
+standard deviation of 0.005, and LayerNorm's epsilon is 1e-12. The learning rate falls from 1e-4 to
+0.01 of this peak. Memory is emptied every 1,000 steps instead of at the end of an epoch, as in the
+TF code for TPUs. The text has two <S> between sentences. Each sentence therefore adds one target
+that is trivial to predict, which lowers the perplexity of the same model; it cannot be compared
+with the perplexity of lm1b_large.py. 838.1M parameters.
 
 Score: test perplexity 21.8 (*paper*), here *not run*.
-Evaluation: as in lm1b_large.py, but with TF's window, and with zeros before the first segment that
-are attended to.
+Evaluation: as in lm1b_large.py, but with the attention window of the TF code, and with a
+memory of zeros that the first segment attends to.
 
 Hardware: as for lm1b_large.py (*not run*).
 

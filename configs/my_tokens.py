@@ -7,12 +7,13 @@ These commands train a model, score it again, and continue some ids:
     python -m txl_jax.main --mode=generate --workdir=runs/mine --config.generate.prompt="17 4 99"
 
 PATH is a .npy file, a raw .bin file (--config.data.dtype=uint16 is the default), or a folder with
-such files for train, valid (or val) and test. nanoGPT's folder of train.bin and val.bin has no
-test file: the scores after training are then those of val.bin.
+a file of one of these kinds for train, valid (or val) and test. A nanoGPT folder has train.bin and
+val.bin but no test file; the scores after training are then those of val.bin.
 
-The vocabulary is all ids up to the largest one, or --config.data.vocab_size=N of them. See
-docs/own_data.md. The model is sized for some minutes on two CPU cores and some thousand ids; for
-more, raise train.steps and the model's sizes. No score is given here, since it depends on the data.
+The vocabulary has all ids from 0 up to the largest id in the data, or N ids with
+--config.data.vocab_size=N. See docs/own_data.md. The model suits some minutes of training on two
+CPU cores and a vocabulary of some thousand ids; for more time or more ids, raise train.steps and
+the model's sizes. No score is given here, because it depends on the data.
 """
 
 from ml_collections import ConfigDict

@@ -3,20 +3,21 @@
     python -m txl_jax.main --config=configs/nvidia_wt103_base.py --workdir=runs/nvidia_wt103_base
 
 This is the recipe of NVIDIA's PyTorch port of 2020, not of the paper. 192.0M parameters. The
-learning rate falls from 0.01 to 0.001. In every epoch each stream begins at a random place and
-wraps around.
+learning rate falls from 0.01 to 0.001. In every epoch each stream of text begins at a random place
+and wraps around at its end (partial shuffling).
 
 Score: test perplexity 23.24 +- 0.08 over 16 seeds (published by NVIDIA), here *not run*.
-Evaluation: test, 16 streams, each warmed up with the 640 tokens before it, segments of 64, memory
-640, TF's window, distances clamped at 400. With cold streams the number cannot be compared.
+Evaluation: test, 16 streams, segments of 64, memory 640, the attention window of the authors'
+TensorFlow code, distances clamped at 400. Each stream first reads the 640 tokens before it into its
+memory. A score of streams that start with an empty memory cannot be compared with this score.
 
 Hardware: eight accelerators. On one A100 of 40 GB in half precision NVIDIA cuts the batch into 8
 parts (--config.train.micro_batches=8). NVIDIA reports 59,961 tokens/s for one A100 at batch 32, so
-the recipe's 1.97e9 tokens take 9 hours. With txl_jax one H100 trains 293,600 tokens/s, 128 streams
-at a time (*measured*), so they take two hours (*arithmetic*).
+the recipe's 1.97e9 tokens take 9 hours. With txl_jax one H100 trains on 293,600 tokens/s, 128
+streams at a time (*measured*), so the recipe takes two hours (*arithmetic*).
 
 Dtype: bfloat16 (NVIDIA: float16) on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs
-with AVX512-BF16, else float32.
+with AVX512-BF16; float32 elsewhere.
 """
 
 from . import wt103_base

@@ -6,16 +6,17 @@ This is the recipe of NVIDIA's PyTorch port of 2020, not of the paper. 285.2M pa
 learning rate falls from 0.01 to 0.0001. Streams are partially shuffled as in nvidia_wt103_base.py.
 
 Score: test perplexity 18.17 +- 0.04 over 16 seeds (published by NVIDIA), here *not run*.
-Evaluation: test, 16 streams, each warmed up with the 1,664 tokens before it, segments of 128,
-memory 1,600, TF's window, distances clamped at 1,000.
+Evaluation: test, 16 streams, segments of 128, memory 1,600, the attention window of the authors'
+TensorFlow code, distances clamped at 1,000. Each stream first reads the 1,664 tokens before it into
+its memory.
 
 Hardware: eight accelerators. On one A100 of 40 GB in half precision NVIDIA cuts the batch into 8
 parts (--config.train.micro_batches=8). NVIDIA reports 25,084 tokens/s for one A100 at batch 16, so
-these 4.9e9 tokens take 54 hours. Here one H100 trains 132,400 tokens/s, 32 streams at a time
-(*measured*), so they take ten hours (*arithmetic*).
+the recipe's 4.9e9 tokens take 54 hours. With txl_jax one H100 trains on 132,400 tokens/s, 32
+streams at a time (*measured*), so the recipe takes ten hours (*arithmetic*).
 
 Dtype: bfloat16 (NVIDIA: float16) on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs
-with AVX512-BF16, else float32.
+with AVX512-BF16; float32 elsewhere.
 """
 
 from . import nvidia_wt103_base

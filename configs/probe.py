@@ -1,17 +1,18 @@
-"""How far back memory carries an answer: a random text whose answers lie 3 to 64 tokens back.
+"""Measures how far back memory reaches, on a random text with answers 3 to 64 tokens back.
 
     python -m txl_jax.main --config=configs/probe.py:memory --workdir=runs/probe
     python -m txl_jax.main --mode=probe --workdir=runs/probe
 
-The rows are the keys of ROWS below; ROW-smoke is a small version of ROW. The
-default is the first row.
+Each variant is a row, a key of ROWS below. ROW-smoke is a small version of ROW. The default is the
+first row.
 
     memory      T = M = 16: 3 layers can reach T + 3 M = 64 tokens back
     no_memory   M = 0: the model reaches no further back than its segment, 16 tokens
 
 Each model has 112,779 parameters. txl_jax/data/sources/probe.py generates the text. The mode probe
-writes probe.png, probe.csv and probe.json, with the accuracy at each distance, the reach that the
-shapes allow, and the largest distance at which a changed token changed the prediction.
+writes probe.png, probe.csv and probe.json, with the accuracy at each distance and the reach. The
+reach is the largest distance at which a changed token changed the prediction ("seen"), and the
+largest distance that the shapes allow ("possible").
 
 Measured (two shared cores of an Intel Xeon, jax 0.10.2, 2026-11-22): the accuracy of 200 answers at
 each distance; chance is 0.125. Training took 113 s for memory and 86 s for no_memory, and the mode
@@ -23,9 +24,10 @@ probe 24 s.
     the same, M = 32        1.00     0.99-1.00   0.74   0.86   0.14   0.12   112 seen, 112 possible
     no_memory, M = 0        1.00     0.10-0.16   0.09   0.16   0.13   0.15   16 seen, 16 possible
 
-At 65 tokens the model with M = 16 is at chance (0.10). No gradient passes through memory, so no
-layer is trained to keep an answer for later segments; still, layers pass answers on from one to the
-next. The rows "the same" are the model of M = 16, evaluated with memory 0 and 32.
+At 65 tokens the accuracy of the model with M = 16 is that of chance (0.10). No gradient passes
+through memory, so no layer is trained to keep an answer for later segments. Still, each layer
+passes answers on to the next layer. The rows "the same" are for the model of the first row,
+evaluated with memory 0 and 32.
 
 The model computes in float32 on every device. In bfloat16, one of three runs of no_memory found
 0.49 of the answers at 8 tokens (AMD EPYC, 2026-11-27); the other two, and a run in float32, found
@@ -37,12 +39,12 @@ from ml_collections import ConfigDict
 from .shared.rows import row_of
 
 ROWS = {"memory": 16, "no_memory": 0}
-"""Memory length M in training."""
+"""The memory length M in training, for each row."""
 
 DISTANCES = (3, 4, 6, 8, 12, 16, 17, 20, 24, 32, 33, 40, 48, 56, 64, 65, 80, 96, 112, 113, 128)
-"""Distances in tokens, which include the longest in reach of each memory and the one after it.
+"""Distances in tokens; they include the possible reach with each memory, and the distance after it.
 
-The longest is 16 without memory, 64 with T = M = 16 and 3 layers, 112 with M = 32.
+The possible reach is 16 without memory, 64 with T = M = 16 and 3 layers, 112 with M = 32.
 """
 
 
@@ -54,7 +56,7 @@ def get_config(variant=""):
         {
             "name": f"probe-{row}",
             "model": {
-                "dtype": "float32",  # see the docstring
+                "dtype": "float32",  # bfloat16 can miss answers
                 "n_layer": 3,
                 "d_model": 64,
                 "n_head": 4,

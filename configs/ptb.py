@@ -2,22 +2,24 @@
 
     python -m txl_jax.main --config=configs/ptb.py --config.data.path=FOLDER --workdir=runs/ptb
 
-FOLDER has ptb.train.txt, ptb.valid.txt and ptb.test.txt, or is the published archive; without
-data.path the archive is downloaded. 23.5M parameters: 12 layers of width 400, each with its own
-projection of positions (the paper's attention). Memory is 80, and segment lengths are drawn around
-80; every stream begins each epoch at a random place (partial shuffling, Press 2019). Dropout of
-states has one mask for all positions of a row ("locked"), and the L2 term is added to the gradient.
-Two means of the weights are kept: a plain one over the last 50 of 250 epochs, and an exponential
-one over all epochs. The model is whichever is best on validation: the raw weights or a mean. An
-epoch is counted as 290 updates.
+FOLDER contains ptb.train.txt, ptb.valid.txt and ptb.test.txt. data.path can also name the published
+archive; without data.path the archive is downloaded. 23.5M parameters: 12 layers of width
+400, each with its own projection of positions (the paper's attention). The memory length is 80, and
+segment lengths are random, around 80. In every epoch each stream of text begins at a random place
+(partial shuffling, Press 2019). Dropout of hidden states uses one mask for all positions of a
+sequence ("locked"), and the L2 term is added to the gradient. Training keeps two averages of the
+weights: a plain average over the last 50 of 250 epochs, and an exponential moving average over all
+epochs. The final model has the raw weights or one of the averages, whichever has the lowest
+validation loss. One epoch here means 290 updates.
 
-Score: *not run*. The paper's 54.52 (*paper*) has no published recipe; configs/ptb_authors.py is the
-one that the authors released later. Seeds, validation and test perplexity at temperature 1 will be
-listed here. Evaluation: test, one stream, segments of 10, memory 160.
+Score: *not run*. The recipe of the paper's 54.52 (*paper*) was never published;
+configs/ptb_authors.py is a recipe that the authors released later. Seeds, validation and test
+perplexity at temperature 1 will be listed here. Evaluation: test, one stream, segments of 10,
+memory 160.
 
-Hardware: one GPU, 72,500 updates of 40 streams (time *not run*). benchmarks/ptb_gpu.sh trains in
-calls of limited time, several seeds at once. For a CPU give --config.train.steps_per_dispatch=1, or
-use ptb_small.py.
+Hardware: one GPU, 72,500 updates of 40 streams (time *not run*). benchmarks/ptb_gpu.sh splits the
+training into calls of limited time, and can train several seeds at once. On a CPU, give
+--config.train.steps_per_dispatch=1, or use ptb_small.py.
 
 Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.

@@ -2,23 +2,26 @@
 
     python -m txl_jax.main --config=configs/ptb_authors.py --config.data.path=FOLDER
 
-FOLDER has ptb.train.txt, ptb.valid.txt and ptb.test.txt, or is the published archive; without
-data.path the archive is downloaded. 24.0M parameters. There is no memory: each segment is run
-together with the 70 tokens before it. Segment lengths are drawn around 70, with learning rates in
-proportion to them. Dropout of states has one mask for all positions of a row ("locked"), an L2 term
-of 1.2e-6 is added to the gradient, and embeddings have twice the learning rate. The rate falls to
-1e-4 in 125 epochs; then come 50 epochs at half that rate, whose weights are averaged. An epoch is
-counted as 1,371 updates: with these lengths a pass takes 1,361 to 1,379 (20 seeds).
+FOLDER contains ptb.train.txt, ptb.valid.txt and ptb.test.txt. data.path can also name the published
+archive; without data.path the archive is downloaded. 24.0M parameters. The model has no memory: it
+recomputes the 70 tokens before each segment together with the segment. Segment lengths are random,
+around 70, and the learning rate is proportional to the segment length. Dropout of hidden states
+uses one mask for all positions of a sequence ("locked"), an L2 term of 1.2e-6 is added to the
+gradient, and embeddings have twice the learning rate of the other parameters. The learning rate
+falls to 1e-4 in 125 epochs; 50 epochs at half this rate follow, and their weights are averaged. One
+epoch here means 1,371 updates: a pass over the text takes 1,361 to 1,379 updates with these segment
+lengths (20 seeds).
 
 Scores (*recorded* by the release, four runs): validation perplexity 97.9 to 99.8 at epoch 15, 80.8
 to 81.2 at 30, 68.0 to 69.1 at 60, 63.0 to 63.8 at 90, 61.4 to 61.8 at 120, 59.5 to 60.1 at the end;
-test 55.26 to 55.60 at softmax temperature 1.08. Here: 98.5, 98.9 and 97.4 at epoch 15 in three
-runs, 80.9 at 30 in the last of them (*measured*), the rest *not run*. Evaluation: test, one stream,
-segments of 10, context 130, temperature 1.
+test 55.26 to 55.60 at softmax temperature 1.08. Here three runs reached 98.5, 98.9 and 97.4 at
+epoch 15, and the last of them 80.9 at epoch 30 (*measured*); the rest is *not run*. Evaluation:
+test, one stream, segments of 10, context 130, temperature 1.
 
-Hardware: one GPU, 239,925 small updates of 6.9 ms on an H100 (*measured*), half an hour with saving
-and validation (*arithmetic*); benchmarks/ptb_gpu.sh trains in calls of limited time.
-A dispatch is a third of an epoch: for a CPU give --config.train.steps_per_dispatch=1.
+Hardware: one GPU. The 239,925 small updates take 6.9 ms each on an H100 (*measured*), half an hour
+in all with saving and validation (*arithmetic*). benchmarks/ptb_gpu.sh splits the training into
+calls of limited time. One call of the compiled program runs a third of an epoch; on a CPU, give
+--config.train.steps_per_dispatch=1.
 Of eight GPUs, a batch of 10 uses five, and of eight TPU chips two;
 a train.batch_size of 8 or 16 uses all.
 

@@ -2,13 +2,13 @@
 
     python -m txl_jax.main --config=configs/ptb_small.py --config.data.path=FOLDER
 
-FOLDER has ptb.train.txt, ptb.valid.txt and ptb.test.txt, or is the published archive; without
-data.path the archive is downloaded. This is not a recipe of the paper, whose 54.52 needs 24M
-parameters and strong regularisation.
+FOLDER contains ptb.train.txt, ptb.valid.txt and ptb.test.txt. data.path can also name the published
+archive; without data.path the archive is downloaded. This is not a recipe of the paper:
+its perplexity of 54.52 needs 24M parameters and strong regularisation.
 
-Measured (two cores of an AMD EPYC, jax 0.10.2, 2026-11-21): 660 s in all, with tests running beside
-it for part of the time; test perplexity 111.96 with memory 320, 118.09 with none. RESULTS.md has
-the details.
+Measured (two cores of an AMD EPYC, jax 0.10.2, 2026-11-21): 660 s in all, while tests ran on the
+same machine for part of the time; test perplexity 111.96 with memory 320, 118.09 without memory.
+RESULTS.md has the details.
 """
 
 from ml_collections import ConfigDict

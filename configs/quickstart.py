@@ -2,12 +2,13 @@
 
     python -m txl_jax.main --config=configs/quickstart.py
 
-Text: the standard library of the Python that runs it (so results depend on its version; the hash
-of the text is recorded beside them). Hardware: two CPU cores. This is not a recipe of the paper: a
-model so small, trained so briefly, only shows that everything works.
+The text is the standard library of the Python that runs this command. The results therefore depend
+on the Python version, and the run records the hash of the text with them. Hardware: two CPU cores.
+This is not a recipe of the paper: a model so small, trained so briefly, only shows that everything
+works.
 
-Measured (two cores of an Intel Xeon, Python 3.11.7, jax 0.10.2, 2026-11-23): 264 s after
-installation; 1.437 bits per byte on the held-out files with memory 320, 1.851 with none (means
+Measured (two cores of an Intel Xeon, Python 3.11.7, jax 0.10.2, 2026-11-23): 264 s, not counting
+installation; 1.437 bits per byte on the held-out files with memory 320, 1.851 without memory (means
 of three seeds). RESULTS.md has the details.
 """
 

@@ -1,17 +1,17 @@
-"""Four small models on real text, for small versions of tables 6 and 8 on two CPU cores.
+"""Four small models for each of two texts: small versions of tables 6 and 8 on two CPU cores.
 
     python -m txl_jax.main --config=configs/siblings.py:stdlib_shaw --workdir=runs/stdlib_shaw
     python -m txl_jax.main --config=configs/siblings.py:ptb_ours --config.data.path=FOLDER
 
-All are trained with Adam, gradients reach 64 tokens back, and all positions are in the loss. The
-four models of a text differ only in these points:
+All models are trained with Adam on segments of 64 tokens, with a loss at all positions. The four
+models of a text differ only in position encoding and memory:
 
     ptb_ours            stdlib_ours             relative positions, memory 64
     ptb_shaw            stdlib_shaw             Shaw et al.'s positions, memory 64
     ptb_no_recurrence   stdlib_no_recurrence    relative positions, no memory
     ptb_absolute        stdlib_absolute         sinusoids added at the input, no memory
 
-`--mode=ablation` and `--mode=recl` compare them; RESULTS.md has the results.
+`--mode=ablation` and `--mode=recl` compare the models; RESULTS.md has the results.
 """
 
 from typing import Any

@@ -1,14 +1,15 @@
-"""WikiText-103, the paper's table 10: table 6 with equal device memory for all; a variant per row.
+"""WikiText-103, the paper's table 10: table 6 at equal device memory; a variant for each row.
 
     python -m txl_jax.main --config=configs/table10.py:no_recurrence_full --workdir=runs/table10
 
-The rows are the keys of ROWS below; ROW-smoke is a small version of ROW. The default is the first
-row. Rows without recurrence backpropagate further, with the device memory that recurrence would
-take. The shape (an assumption) and the protocol are those of table6.py, which also has the rows
-with recurrence.
+Each variant is a row of the table, a key of ROWS below. ROW-smoke is a small version of ROW. The
+default is the first row. Rows without recurrence use the device memory that recurrence would
+take for longer segments, so their gradients reach further back. The shape (an assumption) and the
+protocol are those of table6.py, which also has the rows with recurrence.
 
-Scores (*paper*; here *not run*): backpropagation length, test perplexity at the training length,
-the best over evaluation attention lengths, and the shortest length that gives it.
+Scores (*paper*; here *not run*). The four numbers are the length of backpropagation, the test
+perplexity at the training length, the best test perplexity over all attention lengths in
+evaluation, and the shortest attention length that reaches this best perplexity.
 
     recurrence_full      128   27.02   26.77   500
     recurrence_half      128   28.69   28.33   460
@@ -33,7 +34,10 @@ ROWS = {
     "no_recurrence_full": ("relative", False, "full", 400, 176),
     "no_recurrence_half": ("relative", False, "half", 120, 172),
 }
-"""Position encoding, recurrence, positions in the loss, attention length of evaluation, and T."""
+"""For each row: position encoding, recurrence, positions in the loss, two lengths.
+
+The lengths are the attention length in evaluation and the segment length in training.
+"""
 
 
 def get_config(variant=""):

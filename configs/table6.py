@@ -1,18 +1,20 @@
-"""WikiText-103, the paper's table 6: recurrence, encoding of positions, loss; a variant per row.
+"""WikiText-103, the paper's table 6: recurrence, position encoding, loss; a variant for each row.
 
     python -m txl_jax.main --config=configs/table6.py:ours_recurrence_full --workdir=runs/ours
 
-The rows are the keys of ROWS below; ROW-smoke is a small version of ROW. The default is the first
-row.
+Each variant is a row of the table, a key of ROWS below. ROW-smoke is a small version of ROW. The
+default is the first row.
 
-The table's 128M shape was never published. Chosen here: wt103_base.py with 7 of its 16 layers,
-128.0M parameters (rows "ours"; other encodings have a few more or fewer), and with its batch, rate
-and number of updates. Backpropagation covers 128 tokens (table 10), and memory is 128 or none. The
-table's last rows are of the 151M model: wt103_base.py with --config.evaluate.mem_len=640, 450 or
-300.
+The shape of the table's 128M model was never published. The shape here is that of wt103_base.py
+with 7 instead of 16 layers: 128.0M parameters in the rows "ours", and a few more or fewer with
+other encodings. Batch size, learning rate and number of updates are those of wt103_base.py.
+Gradients go back through segments of 128 tokens (table 10). The memory length is 128, or 0 without
+recurrence. The last rows of the table are scores of the 151M model; to reproduce them, use
+wt103_base.py with --config.evaluate.mem_len=640, 450 or 300.
 
-Scores (*paper*; here *not run*): test perplexity at the training length, the best over evaluation
-attention lengths, and the shortest length that gives it.
+Scores (*paper*; here *not run*). The three numbers are the test perplexity at the training length,
+the best test perplexity over all attention lengths in evaluation, and the shortest attention length
+that reaches this best perplexity.
 
     ours_recurrence_full                    27.02   26.77   500
     shaw_recurrence_full                    27.94   27.94   256
@@ -24,15 +26,17 @@ attention lengths, and the shortest length that gives it.
     absolute_no_recurrence_half             30.97   30.97   120
     absolute_per_layer_no_recurrence_half   31.16   31.16   120
 
-Evaluation: test, 10 streams, at the attention length of the best score. With recurrence: segments
-of 64, memory of that length, same_length window, and for "ours" distances clamped at 400 as in
-wt103_base.py (an assumption). Without recurrence: segments of 10, and recomputed context that makes
-up the rest of that length, so a token attends to that length or up to 9 tokens less.
+Evaluation: test, 10 streams, at the attention length in the last column. With recurrence: segments
+of 64, memory of this length, same_length window, and for "ours" distances clamped at 400 as in
+wt103_base.py (an assumption). Without recurrence: segments of 10 after a recomputed context;
+context and segment together have the attention length, so the first token of a segment attends to 9
+tokens fewer.
 
-All rows at all lengths: --mode=ablation --config=configs/table6.py --workdir=runs/table6
+To train all rows and score them at all attention lengths, use
+--mode=ablation --config=configs/table6.py --workdir=runs/table6
 
-Hardware: as for wt103_base.py; arithmetic gives 1.2e18 operations a row, 3 hours at a sustained 100
-TFLOP/s (*not run*).
+Hardware: as for wt103_base.py; arithmetic gives 1.2e18 operations for each row, 3 hours at a
+sustained 100 TFLOP/s (*not run*).
 Of eight GPUs, a batch of 60 uses six, and of eight TPU chips four;
 a train.batch_size of 56 or 64 uses all.
 
@@ -55,11 +59,14 @@ ROWS = {
     "absolute_no_recurrence_half": ("absolute", False, "half", 120),
     "absolute_per_layer_no_recurrence_half": ("absolute_per_layer", False, "half", 120),
 }
-"""Position encoding, recurrence, positions in the loss, and the attention length of evaluation."""
+"""For each row: position encoding, recurrence, positions in the loss, and attention length."""
 
 
 def row_config(name, attention, recurrence, positions, attention_len, seg_len=128):
-    """Returns wt103_base with 7 layers and the settings of a row; T is ``seg_len``, M is T or 0."""
+    """Returns wt103_base with 7 layers and the settings of a row.
+
+    The memory length in training is ``seg_len`` with recurrence, else 0.
+    """
     config = wt103_base.get_config()
     memory = seg_len if recurrence else 0
     config.name = name

@@ -2,12 +2,12 @@
 
     python -m txl_jax.main --config=configs/text8_12l.py --workdir=runs/text8_12l
 
-Without data.path the text is downloaded; else data.path is text8.zip, text8, or a folder of the
-authors' train.txt, valid.txt and test.txt. 27 symbols, 41.0M parameters; all else is as in
-enwik8_12l.py.
+Without data.path the text is downloaded. data.path can also name the file text8.zip or text8, or a
+folder with the authors' train.txt, valid.txt and test.txt. 27 symbols, 41.0M parameters; all other
+settings are those of enwik8_12l.py.
 
-Score: none published, here *not run*. Evaluation: test, 10 streams, segments of
-80, memory 2,100, same_length window, distances clamped at 820.
+Score: none published, here *not run*. Evaluation: test, 10 streams, segments of 80,
+memory 2,100, same_length window, distances clamped at 820.
 
 Hardware: as for enwik8_12l.py (*not run*).
 Of eight devices, a batch of 22 uses two; a train.batch_size of 16 or 24 uses all.

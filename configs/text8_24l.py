@@ -2,9 +2,9 @@
 
     python -m txl_jax.main --config=configs/text8_24l.py --workdir=runs/text8_24l
 
-Without data.path the text is downloaded; else data.path is text8.zip, text8, or a folder of the
-authors' train.txt, valid.txt and test.txt. 27 symbols, 277.1M parameters; all else is as in
-enwik8_24l.py.
+Without data.path the text is downloaded. data.path can also name the file text8.zip or text8, or a
+folder with the authors' train.txt, valid.txt and test.txt. 27 symbols, 277.1M parameters; all other
+settings are those of enwik8_24l.py.
 
 Score: 1.08 bits per character (*paper*), here *not run*. Evaluation: test, 10 streams, segments of
 128, memory 3,800, same_length window, distances clamped at 1,000.

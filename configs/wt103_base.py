@@ -2,7 +2,7 @@
 
     python -m txl_jax.main --config=configs/wt103_base.py --workdir=runs/wt103_base
 
-Without data.path the text is downloaded; else data.path is the archive, or a folder with
+Without data.path the text is downloaded. data.path can also name the archive, or a folder with
 wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens. 151.1M parameters.
 
 Score: test perplexity 24.0 in table 1 and 23.09 at attention length 640 in table 6 (*paper*), here

@@ -2,15 +2,15 @@
 
     python -m txl_jax.main --config=configs/wt103_base_tf.py --workdir=runs/wt103_base_tf
 
-It differs from wt103_base.py in four points. Each layer has its own u and v, LayerNorm's epsilon is
-1e-12, the learning rate falls to 0.004 of its peak, and memory is never emptied. TF's script says
-div_val 4 and 400,000 steps; that model is far from the paper's 151M parameters, so the embedding
-and the steps here are those of the PyTorch script.
-151.1M parameters.
+Its training differs from wt103_base.py in four points. Each layer has its own attention biases u
+and v, LayerNorm's epsilon is 1e-12, the learning rate falls to 0.004 of its peak, and memory is
+never emptied. The authors' TF script has div_val 4 and 400,000 steps. A model with this div_val is
+far from the paper's 151M parameters, so the embedding and the number of steps here are those of the
+PyTorch script. 151.1M parameters.
 
 Score: test perplexity 24.0 in table 1 (*paper*), here *not run*.
-Evaluation: as in wt103_base.py, but with TF's window, and with zeros before the first segment that
-are attended to.
+Evaluation: as in wt103_base.py, but with the attention window of the TF code, and with a
+memory of zeros that the first segment attends to.
 
 Hardware: as for wt103_base.py (*not run*).
 Of eight GPUs, a batch of 60 uses six, and of eight TPU chips four;

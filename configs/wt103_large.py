@@ -8,11 +8,11 @@ layers (--config.model.n_layer=16: 257.9M).
 Score: test perplexity 18.3 (*paper*), here *not run*. Evaluation: test, 10 streams, segments of
 128, memory 1,600, same_length window, distances clamped at 1,000.
 
-Hardware: a TPU pod slice or several hosts; 4,000,000 updates is the most that the authors' script
-allows. On one H100 in bfloat16 an update of 16 of the 128 streams takes 50 ms (*measured*), so all
-updates take 19 days (*arithmetic*). nvidia_wt103_large.py needs a fortieth of these tokens.
-The train step fits a TPU v5e-16: 11.08 of 15.75 GiB a chip with fused attention, 13.29 without
-(*compiled* ahead of time, RESULTS.md).
+Hardware: a TPU pod slice or several hosts. 4,000,000 updates is the largest number that the
+authors' script allows. On one H100 in bfloat16 an update of 16 of the 128 streams takes 50 ms
+(*measured*), so all updates take 19 days (*arithmetic*). nvidia_wt103_large.py trains on a fortieth
+as many tokens. The train step fits a TPU v5e-16: 11.08 of 15.75 GiB a chip with fused attention,
+13.29 without (*compiled* ahead of time, RESULTS.md).
 
 Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.

@@ -2,14 +2,14 @@
 
     python -m txl_jax.main --config=configs/wt103_large_tf.py --workdir=runs/wt103_large_tf
 
-It differs from wt103_large.py in these points. Each layer has its own u and v, initial values have
-a standard deviation of 0.005, LayerNorm's epsilon is 1e-12, the learning rate falls to 0.01 of its
-peak, and memory is emptied every 1,000 steps and not at an epoch's end, as in the TF code for TPUs.
-285.2M parameters.
+Its training differs from wt103_large.py in these points. Each layer has its own attention biases u
+and v, initial weights have a standard deviation of 0.005, LayerNorm's epsilon is 1e-12, the
+learning rate falls to 0.01 of its peak, and memory is emptied every 1,000 steps instead of at the
+end of an epoch, as in the TF code for TPUs. 285.2M parameters.
 
 Score: test perplexity 18.3 (*paper*), here *not run*.
-Evaluation: as in wt103_large.py, but with TF's window, and with zeros before the first segment that
-are attended to.
+Evaluation: as in wt103_large.py, but with the attention window of the TF code, and with a
+memory of zeros that the first segment attends to.
 
 Hardware: as for wt103_large.py (*not run*).
 

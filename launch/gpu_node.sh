@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# One machine with NVIDIA GPUs: a single process drives them all.
+# Runs txl_jax on one machine with NVIDIA GPUs; a single process uses all of them.
 #   launch/gpu_node.sh --config=configs/enwik8_24l.py --workdir=runs/enwik8_24l
-# On several such machines without a scheduler, run the same command on each. NODE_RANK counts them
-# from 0, COORDINATOR is a free port of machine 0, and all machines must see the workdir:
+# On several such machines without a scheduler, run the same command on each. NODE_RANK is the number
+# of the machine, from 0; COORDINATOR is a free port of machine 0. The workdir must be on storage that
+# all machines share:
 #   COORDINATOR=node0:12345 NUM_NODES=2 NODE_RANK=0 launch/gpu_node.sh --config=… --workdir=…
-# If a GPU does not start, the error says why (JAX_PLATFORMS is cuda,cpu unless it is set).
+# The script sets JAX_PLATFORMS=cuda,cpu unless the variable is set already. If a GPU does not start,
+# the error says why.
 # TXL_DRY_RUN=1 prints the commands without running them. Not run on several machines yet.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"

@@ -2,8 +2,9 @@
 # Tests the Triton kernels in Triton's interpreter; no GPU is needed. Arguments go to pytest.
 #   launch/interpret.sh              compares the kernels with plain attention
 #   launch/interpret.sh -m slow -s   also puts faults into the kernels; prints which check finds each
-# Makes an environment of its own, .venv-interpret, with the versions of launch/constraints.txt and
-# those below. The interpreter works on arrays of PyTorch, which nothing else here needs.
+# Makes a separate environment, .venv-interpret, with the versions of launch/constraints.txt and the
+# versions of torch and triton below. The interpreter works on arrays of PyTorch; nothing else in
+# these tests needs PyTorch.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 # shellcheck source=launch/setup_env.sh

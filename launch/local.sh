@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One machine, whatever it has: CPU, one GPU, many GPUs, or the TPU of a TPU VM.
+# Runs txl_jax on one machine with a CPU, one GPU, many GPUs, or the TPU of a TPU VM.
 #   launch/local.sh --config=configs/quickstart.py --workdir=runs/quickstart
 # Makes the virtual environment on the first run; launch/setup_env.sh lists the variables that
 # configure it. TXL_DRY_RUN=1 prints the commands without running them.

@@ -1,20 +1,23 @@
-# Makes the project's virtual environment unless it exists. The other scripts here source this file.
+# Functions that make the project's virtual environment, unless it is up to date. The other scripts
+# in this folder source this file. These variables configure it:
 #
-#   PYTHON      the Python to make it with; unset: the first of python3, python3.14 … python3.11
-#               that is 3.11 or newer and can make virtual environments
+#   PYTHON      the Python that makes the environment; unset: the first of python3, python3.14 …
+#               python3.11 that is 3.11 or newer and can make virtual environments
 #   TXL_VENV    the environment's folder; unset: .venv at the root of the repository
 #   TXL_EXTRAS  optional dependencies, e.g. "cuda13" or "gcs,hub". Unless it names cuda12, cuda13 or
-#               tpu, the one for this machine is added: "cuda13" or "cuda12" by the driver where
-#               `nvidia-smi -L` finds a GPU, or "tpu". Set but empty: none, even beside a GPU
-#   JAX_PLATFORMS  unset: a GPU or TPU that the extras are for must start, or the program ends
+#               tpu, the script adds the extra for this machine: with a GPU that `nvidia-smi -L`
+#               finds, "cuda13" or "cuda12" depending on the driver; with a TPU, "tpu". If the
+#               variable is set but empty, no extra is added, even on a machine with a GPU
+#   JAX_PLATFORMS  unset: if the extras are for a GPU or TPU, this device must start, or the program ends
 #   TXL_DRY_RUN if not empty: this script and the others print every command instead of running it
 #
-# Versions are those of launch/constraints.txt. $TXL_VENV/txl-installed records the extras that were
-# installed and a hash of the files with their versions, so that a second run starts at once.
-# $TXL_VENV.lock is locked while one of them installs.
+# The versions are those of launch/constraints.txt. The file $TXL_VENV/txl-installed records the
+# installed extras, and a hash of pyproject.toml and launch/constraints.txt. If nothing has changed, a
+# later run therefore installs nothing and starts at once. A script locks $TXL_VENV.lock while it
+# installs.
 # shellcheck shell=bash
 
-txl_run() { # txl_run COMMAND...: runs it; where TXL_DRY_RUN is set, prints it, quoted for a shell
+txl_run() { # txl_run COMMAND...: runs the command; if TXL_DRY_RUN is set, prints it, quoted for a shell
   if [[ -z "${TXL_DRY_RUN-}" ]]; then "$@"; return; fi
   if [[ "$1" == exec ]]; then shift; fi
   txl_quote "$@"
@@ -31,7 +34,7 @@ txl_quote() { # txl_quote WORD...: prints the words as one line, quoted for a sh
   printf '%s\n' "${line# }"
 }
 
-txl_launched_by() { # txl_launched_by COMMAND...: the command that the program names to resume a run
+txl_launched_by() { # txl_launched_by COMMAND...: sets the command that messages name for resuming a run
   if [[ -n "${TXL_VENV-}" ]]; then set -- env "TXL_VENV=$TXL_VENV" "$@"; fi
   export TXL_LAUNCHED_BY="${TXL_LAUNCHED_BY-$(txl_quote "$@")}"
 }
@@ -76,7 +79,8 @@ txl_find_python() { # prints the path of a suitable Python, or fails and says wh
   return 1
 }
 
-txl_list_gpus() { # prints what nvidia-smi lists; 1: there is no GPU; 2, and says why: nvidia-smi fails
+txl_list_gpus() { # prints the GPUs that nvidia-smi lists; returns 1 without a GPU, and 2 with a
+  # message if nvidia-smi fails
   local said code=0
   if [[ -z "$(command -v nvidia-smi)" ]]; then return 1; fi
   said="$(nvidia-smi -L 2>&1)" || code=$?
@@ -89,19 +93,20 @@ txl_list_gpus() { # prints what nvidia-smi lists; 1: there is no GPU; 2, and say
   return 2
 }
 
-txl_has_tpu() { # txl_has_tpu [ROOT]: whether this machine has a TPU, as txl_jax/parallel/accelerators.py
+txl_has_tpu() { # txl_has_tpu [ROOT]: tells whether this machine has a TPU, by the same rules as
+  # txl_jax/parallel/accelerators.py
   local name value
   for name in TPU_ACCELERATOR_TYPE TPU_WORKER_HOSTNAMES TPU_WORKER_ID; do
     value="${!name:-WARNING}" # libtpu sets them to "WARNING…" if it finds no TPU
     if [[ "$value" != WARNING* ]]; then return; fi
   done
   if compgen -G "${1-}/dev/accel[0-9]*" >/dev/null; then return; fi
-  # Other devices have such files too; 0x1ae0 is Google.
+  # Other devices have files in /dev/vfio too; 0x1ae0 is the vendor number of Google.
   compgen -G "${1-}/dev/vfio/[0-9]*" >/dev/null &&
     grep -qsx 0x1ae0 "${1-}"/sys/bus/pci/devices/*/vendor
 }
 
-txl_machine_extra() { # prints the extra for this machine's GPU or TPU, or nothing; fails and says why
+txl_machine_extra() { # prints the extra for this machine's GPU or TPU, if any; fails if nvidia-smi fails
   local code=0
   txl_list_gpus >/dev/null || code=$?
   case "$code" in
@@ -117,7 +122,7 @@ txl_machine_extra() { # prints the extra for this machine's GPU or TPU, or nothi
   esac
 }
 
-txl_job_extra() { # prints the extra for the GPUs of a job; cuda13 where this machine has none
+txl_job_extra() { # prints the extra for the GPUs of a job: that of this machine's GPU, else cuda13
   local code=0
   txl_list_gpus >/dev/null || code=$?
   case "$code" in
@@ -128,7 +133,7 @@ txl_job_extra() { # prints the extra for the GPUs of a job; cuda13 where this ma
 }
 
 txl_choose_extras() { # txl_choose_extras COMMAND [EXTRA...]: adds the extra that COMMAND prints to
-  # $TXL_EXTRAS, unless that is set and empty, or an extra for GPUs or TPUs is there
+  # $TXL_EXTRAS. Adds nothing if $TXL_EXTRAS is set but empty, or if an extra for GPUs or TPUs is given
   local choose="$1" extra
   if [[ -n "${TXL_EXTRAS+set}" && -z "${TXL_EXTRAS//[[:space:],]/}" ]]; then return; fi
   extra=" ${*:2} ${TXL_EXTRAS-} "
@@ -153,7 +158,7 @@ txl_cuda_extra() { # prints the extra for this machine's driver and GPUs, or fai
       return 1
     fi
     if ((major < 580)); then newest=12; fi
-    # CUDA 13 has no GPU below compute capability 7.5, such as a V100
+    # CUDA 13 does not support GPUs below compute capability 7.5, such as a V100
     if [[ "$capability" =~ ^([0-9]+)\.([0-9]+)$ ]] &&
       ((10 * BASH_REMATCH[1] + BASH_REMATCH[2] < 75)); then newest=12; fi
   done <<<"$answer"
@@ -165,7 +170,7 @@ txl_cuda_extra() { # prints the extra for this machine's driver and GPUs, or fai
   printf 'cuda%s\n' "$newest"
 }
 
-txl_require() { # txl_require PLATFORM: JAX must start it; if it does not, the program says why
+txl_require() { # txl_require PLATFORM: JAX must start this platform, or the program ends and says why
   if [[ -z "${JAX_PLATFORMS+set}" ]]; then txl_run export "JAX_PLATFORMS=$1,cpu"; fi
   if [[ "${JAX_PLATFORMS-}" == cpu* ]]; then
     printf 'JAX_PLATFORMS=%s is set, so every process uses the CPU; unset it to use %s\n' \
@@ -173,15 +178,15 @@ txl_require() { # txl_require PLATFORM: JAX must start it; if it does not, the p
   fi
 }
 
-txl_require_extras() { # JAX must start what the extras are for
+txl_require_extras() { # JAX must start the platform that the extras are for
   case " ${TXL_EXTRAS-} " in
     *[\ ,]cuda1[23][\ ,]*) txl_require cuda ;;
     *[\ ,]tpu[\ ,]*) txl_require tpu ;;
   esac
 }
 
-txl_name_env() { # txl_name_env ROOT: sets $TXL_VENV, $TXL_PYTHON, and the caller's stamp and key
-  set -- "$(cd "$1" && pwd -P)" # the same name also for who came through a link
+txl_name_env() { # txl_name_env ROOT: sets $TXL_VENV, $TXL_PYTHON, and the caller's variables stamp and key
+  set -- "$(cd "$1" && pwd -P)" # one name for the folder, even if it was reached through a link
   TXL_VENV="${TXL_VENV:-$1/.venv}"
   if [[ "$TXL_VENV" != /* ]]; then TXL_VENV="$PWD/$TXL_VENV"; fi
   TXL_PYTHON="$TXL_VENV/bin/python"
@@ -240,7 +245,7 @@ txl_setup_env() { # txl_setup_env ROOT [EXTRA...]: makes the environment; sets $
     return
   fi
   mkdir -p "$(dirname "$TXL_VENV")"
-  { # one installation at a time, also of machines that share the disk
+  { # one installation at a time, even on machines that share the disk
     if ! flock -n 9; then
       printf 'Waiting for an installation in %s to end\n' "$TXL_VENV" >&2
       flock 9 || printf 'this disk has no locks: no other machine may install in %s now\n' \
@@ -250,7 +255,7 @@ txl_setup_env() { # txl_setup_env ROOT [EXTRA...]: makes the environment; sets $
   } 9>"${TXL_VENV%/}.lock"
 }
 
-txl_is_installed() { # whether the caller's $extras are in $TXL_VENV
+txl_is_installed() { # tells whether the caller's $extras are in $TXL_VENV
   [[ -x "$TXL_PYTHON" ]] && grep -qxF "$key [$extras]" "$stamp" 2>/dev/null
 }
 
@@ -261,7 +266,7 @@ txl_install() { # installs the caller's $extras
     printf 'Making %s with %s\n' "$TXL_VENV" "$python" >&2
     txl_run "$python" -m venv "$TXL_VENV"
   fi
-  # Other extras stay recorded only if they were installed from these same files.
+  # Other extras stay recorded only if they were installed with the same two files of versions.
   others="$(grep -F "$key [" "$stamp" 2>/dev/null | grep -Ev "[[,]($forget)[],]" || true)"
   txl_run rm -f "$stamp"
   if [[ -n "$drop" ]]; then # JAX works with one CUDA plugin only

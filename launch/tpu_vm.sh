@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs on a Cloud TPU VM or a pod, from your own machine, where gcloud is installed and signed in.
+# Runs txl_jax on a Cloud TPU VM or a pod. Call this on your own machine, where gcloud is installed
+# and signed in.
 #   export TPU_NAME=txl ZONE=us-west4-a ACCELERATOR_TYPE=v5litepod-16
 #   export RUNTIME_VERSION=v2-alpha-tpuv5-lite   # v5p: v2-alpha-tpuv5; v6e: v2-alpha-tpuv6e; v4: tpu-ubuntu2204-base
 #   launch/tpu_vm.sh create      TPU_FLAGS: more flags for gcloud, such as --spot
@@ -7,14 +8,14 @@
 #                                TPU_SETUP: a command for every worker, such as to mount storage
 #   launch/tpu_vm.sh run --config=configs/enwik8_24l.py --workdir=gs://BUCKET/enwik8_24l
 #   launch/tpu_vm.sh resume …    with the arguments of run: creates a preempted TPU again, then runs
-#   launch/tpu_vm.sh stop        sends SIGTERM to every worker: training is saved; run resumes it
+#   launch/tpu_vm.sh stop        sends SIGTERM to every worker: training saves and ends; run resumes it
 #   launch/tpu_vm.sh delete      deletes the TPU, and all that is on its disks
-# The workdir must outlive the TPU: a bucket, or storage that every worker mounts (Filestore, gcsfuse);
-# the disks of a preempted TPU are lost. To train on several slices together, run this for each of
-# them, with its TPU_NAME, and with MEGASCALE_NUM_SLICES, MEGASCALE_SLICE_ID (from 0) and
-# MEGASCALE_COORDINATOR_ADDRESS (the address of worker 0 of slice 0). Training continues when this machine
-# is switched off; on each worker its output is in txl_jax.log. TXL_DRY_RUN=1 prints the commands
-# without running them. Not run on a real TPU yet.
+# The workdir must outlive the TPU, because the disks of a preempted TPU are lost: use a bucket, or
+# storage that every worker mounts (Filestore, gcsfuse). To train on several slices together, run this
+# script once for each slice, with the slice's TPU_NAME, and with MEGASCALE_NUM_SLICES,
+# MEGASCALE_SLICE_ID (from 0) and MEGASCALE_COORDINATOR_ADDRESS (the address of worker 0 of slice 0).
+# Training continues when your machine is switched off; each worker has the output in txl_jax.log.
+# TXL_DRY_RUN=1 prints the commands without running them. Not run on a real TPU yet.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 # shellcheck source=launch/setup_env.sh
@@ -65,7 +66,7 @@ apt='sudo apt-get -qy -o DPkg::Lock::Timeout=600'; \$apt update; \
 cd txl_jax; source launch/setup_env.sh; TXL_EXTRAS=tpu,gcs txl_setup_env \"\$PWD\""
 }
 
-run() { # follows the log of the process, which continues when the connection ends
+run() { # starts training and shows its log; training continues if the connection ends
   local arguments
   printf -v arguments ' %q' "$@"
   on_all "cd txl_jax || exit; export TXL_LAUNCHED_BY='launch/tpu_vm.sh resume' TXL_ADDED=--distributed$slices; \

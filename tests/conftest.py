@@ -1,8 +1,8 @@
 """Set-up of every test: eight CPU devices, no files outside temporary folders.
 
-Environment variables are used where the programs that tests start need the same settings. Those
-that are set already are kept, so ``JAX_PLATFORMS=cuda pytest -m gpu`` reaches a GPU. Which tests
-run by default is in ``setup.cfg``.
+Most settings here are environment variables, because programs that tests start need them too.
+Variables that are already set are kept, so ``JAX_PLATFORMS=cuda pytest -m gpu`` reaches a GPU.
+``setup.cfg`` says which tests run by default.
 """
 
 import contextlib
@@ -38,7 +38,8 @@ if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and EARLIER:
     whole = "--xla_cpu_parallel_codegen_split_count=1"
     flags = (os.environ.get("XLA_FLAGS"), "--xla_cpu_use_fusion_emitters=false", whole)
     os.environ["XLA_FLAGS"] = " ".join(filter(None, flags))
-# Without this flag, eight devices may wait for each other for ever (txl_jax/parallel/processes.py).
+# Without this flag, eight devices can wait for each other for ever. The reason is in
+# txl_jax/parallel/accelerators.py, ``order_collectives``.
 IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 os.environ["XLA_FLAGS"] = " ".join(filter(None, (os.environ.get("XLA_FLAGS"), IN_ORDER)))
 os.environ.setdefault("PJRT_NPROC", "24")  # threads of XLA, for the same reason
@@ -87,7 +88,7 @@ def _resident() -> int:
 
 @pytest.fixture(autouse=True, scope="module")
 def _give_memory_back():
-    """Frees the memory that a test module leaves: without it, a worker grew to 6 GB.
+    """Frees the memory that a test module leaves; without this, a test worker grew to 6 GB.
 
     JAX keeps traced and compiled programs, and glibc keeps freed memory in its arenas. Freeing
     takes time, and modules share small programs, so only a worker that has become large does it.
@@ -103,7 +104,7 @@ def _give_memory_back():
 
 @pytest.fixture
 def as_users_compile():
-    """Programs that a test with this fixture compiles are optimised, as those of users are."""
+    """With this fixture, a test compiles its programs with full optimisation, as users do."""
     reduced = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", False)
     jax.clear_caches()
@@ -114,7 +115,7 @@ def as_users_compile():
 
 @pytest.fixture
 def float32_products():
-    """Matrix products are float32 on accelerators too, to compare with published numbers."""
+    """Computes matrix products in float32, also on accelerators; published numbers need this."""
     with jax.default_matmul_precision("highest"):
         yield
 

@@ -1,4 +1,4 @@
-"""The command that started this process, as the user typed it, and commands that follow from it.
+"""Returns the command that started this process, as the user typed it, and similar commands.
 
 The scripts of ``launch/`` set two variables: ``TXL_LAUNCHED_BY`` is the shell text before the
 user's flags, such as ``launch/local.sh``, and ``TXL_ADDED`` has the flags that the script adds.
@@ -15,7 +15,7 @@ from txl_jax.messages import shown_path
 
 
 def typed_command() -> str:
-    """Returns the whole command as shell text. It resumes an interrupted run."""
+    """Returns the whole command as shell text. The same command resumes an interrupted run."""
     return _joined(_typed_flags())
 
 
@@ -59,7 +59,7 @@ def _typed_flags() -> list[str]:
 
 
 def program() -> str:
-    """Returns the shell text before the flags: a launch script, txl, or Python as it was typed."""
+    """Returns the shell text before the flags: a launch script, txl, or the Python command."""
     if script := os.environ.get("TXL_LAUNCHED_BY"):
         return script
     if is_script():

@@ -1,4 +1,4 @@
-"""Recognises bytes that are no UTF-8 text: the kind of a file, or the encoding of a text."""
+"""Recognises data that is not UTF-8 text: finds the kind of a file or the encoding of a text."""
 
 import codecs
 import contextlib
@@ -28,7 +28,7 @@ _KINDS = (
     (0, b"version https://git-lfs.github.com/spec/", LFS),
     (257, b"ustar", "a tar archive"),
 )
-"""Position and bytes of a mark, and the kind of file."""
+"""The position and the bytes of a mark (magic number), and the kind of file with this mark."""
 _IN_ZIP = {
     "[Content_Types].xml": "a Microsoft Office document",
     "mimetype": "an e-book or document",
@@ -39,7 +39,7 @@ _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1a\x1b")) + b"\x7f"
 
 
 def file_kind(start: bytes, least: int = 2) -> str | None:
-    """Returns the kind of a file, such as "a gzip file", or ``None`` if it may be a text.
+    """Returns the kind of a file, such as "a gzip file", or ``None`` if it might be a text.
 
     ``start`` has the file's first bytes. Marks of fewer than ``least`` bytes do not count. Marks of
     letters and digits count only if ``start`` has control characters, which no text has.
@@ -65,7 +65,7 @@ def zip_kind(names: Iterable[str]) -> str | None:
 
 
 def not_text(start: bytes) -> str | None:
-    """Returns the kind of a file that is no text in any encoding, or ``None`` if it may be text."""
+    """Returns the kind of a file that is not text in any encoding; ``None`` if it might be text."""
     if kind := file_kind(start):
         return kind
     controls = _controls(start)
@@ -75,9 +75,12 @@ def not_text(start: bytes) -> str | None:
 
 
 def is_text(start: bytes) -> bool:
-    """Whether the start of a file is UTF-8 without control characters, which few raw ids are."""
+    """Tells whether the start of a file is UTF-8 without control characters.
+
+    Few files of raw token ids have such a start.
+    """
     with contextlib.suppress(UnicodeDecodeError):
-        codecs.getincrementaldecoder("utf-8")().decode(start)  # the last character may be cut
+        codecs.getincrementaldecoder("utf-8")().decode(start)  # the last character can be cut
         return not _controls(start)
     return False
 
@@ -86,10 +89,10 @@ _USUAL = string.printable.removesuffix("\x0b\x0c") + "\u3001\u3002\uff0c"
 
 
 def wide_encoding(data: bytes) -> str | None:
-    """Returns the kind of UTF-16 or UTF-32 that a text without a byte order mark seems to be in.
+    """Guesses the kind of UTF-16 or UTF-32 of a text that has no byte order mark.
 
-    It is the one with the most ASCII characters and Chinese punctuation among the first 4,096
-    bytes, if these are 1 character in 50 or more; ``None`` if the data seems to be neither.
+    The result is the encoding that gives the most ASCII characters and Chinese punctuation in the
+    first 4,096 bytes. These must be at least 1 character in 50; otherwise the result is ``None``.
     """
     found = {}
     for width, order in ((4, "little"), (4, "big"), (2, "little"), (2, "big")):

@@ -19,8 +19,9 @@ from txl_jax.paths import is_remote, store
 def atomic_write(path: str, data: bytes) -> None:
     """Writes the whole file or nothing; an OSError names the file.
 
-    Several processes may write a file at once, and the last one wins. Each writes a temporary file
-    of its own first, see :func:`written_as`. An object in a bucket is replaced by one request.
+    Several processes can write a file at the same time; the file then has the data of the last one.
+    Each process first writes its own temporary file, which is then renamed. An object in a bucket
+    is replaced by one request.
     """
     with name_in_os_errors(path):
         if is_remote(path):
@@ -62,12 +63,12 @@ def append(path: str, data: bytes) -> None:
 
 
 def written_as(name: str) -> str:
-    """Returns the name of the file that ``name`` replaces if it is a temporary file's name."""
+    """Returns the final name of a file, given this name or the name of its temporary file."""
     return re.sub(r"(\.[0-9a-f]{8})?\.tmp$", "", name)
 
 
 def write_json(path: str, value: Any) -> None:
-    """Writes indented JSON atomically, in UTF-8; what UTF-8 does not have is escaped."""
+    """Writes indented JSON atomically in UTF-8. Characters that UTF-8 cannot encode are escaped."""
     text = json.dumps(value, indent=1, ensure_ascii=False)
     atomic_write(path, text.encode(errors="backslashreplace") + b"\n")
 
@@ -91,8 +92,8 @@ _OTHER_MARKS = {
 def mark_size(start: bytes) -> int:
     """Returns how many bytes of a file are its byte order mark in UTF-8: 3, or 0 without one.
 
-    ``start`` is the file or its first 4 bytes. Raises ValueError, whose message is to follow the
-    file's name, for the mark of UTF-16 or UTF-32.
+    ``start`` is the file or its first 4 bytes. Raises ValueError for the mark of UTF-16 or UTF-32.
+    The caller must put the file's name before the message.
     """
     for mark, name in _OTHER_MARKS.items():
         if start.startswith(mark):
@@ -116,9 +117,9 @@ def _not_utf8(data: bytes, at: int) -> str:
 def decode_text(data: bytes, errors: str = "strict") -> str:
     r"""Returns the text of a file in UTF-8, without a byte order mark.
 
-    Nothing else changes: ``\r\n`` stays ``\r\n``. ``errors`` is that of ``bytes.decode``. Raises
-    ValueError, whose message is to follow the file's name, for other encodings. With ``strict``,
-    NUL characters are refused too; otherwise the data may be any bytes.
+    Line ends such as ``\r\n`` do not change. ``errors`` is the argument of ``bytes.decode``. Raises
+    ValueError for other encodings, and with ``strict`` also for NUL characters. The caller must put
+    the file's name before the message.
     """
     start = mark_size(data[:4])
     if errors == "strict" and (at := data.find(0)) >= 0:
@@ -132,7 +133,8 @@ def decode_text(data: bytes, errors: str = "strict") -> str:
 def parse_json(data: bytes) -> Any:
     """Returns the value in the bytes of a JSON file.
 
-    Raises ValueError, whose message is to follow the file's name, for bytes that are not JSON.
+    Raises ValueError for bytes that are not JSON. The caller must put the file's name before the
+    message.
     """
     try:
         return json.loads(decode_text(data))
@@ -141,7 +143,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def parse_json_object(data: bytes) -> dict[str, Any]:
-    """Returns the object in the bytes of a JSON file; raises ValueError as :func:`parse_json`."""
+    """Returns the object in the bytes of a JSON file. Raises ValueError like :func:`parse_json`."""
     value = parse_json(data)
     if not isinstance(value, dict):
         raise ValueError("is JSON, but not an object {...}")
@@ -167,7 +169,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_failure_reason(error: Exception) -> str:
-    """Returns in one line why a write failed; tensorstore's text has the system's error number."""
+    """Returns in one line why a write failed, from an error number or from tensorstore's text."""
     text = str(error)
     found = re.search(r"os_error_code='(\d+)|OS error (\d+)", text)
     number = getattr(error, "errno", None) or (int(found[1] or found[2]) if found else None)

@@ -1,4 +1,4 @@
-"""Ends a command at once if Ctrl-C is pressed while it starts, when no file has been written.
+"""Ends a command immediately on Ctrl-C during its start, before it has written any file.
 
 Python's default, an exception in the main thread, is not enough here. Libraries print it as a
 traceback or swallow it during their import, and native code that waits for other processes does
@@ -15,7 +15,7 @@ EXIT_CODE = 130
 def is_command() -> bool:
     """Whether this process is ``txl``, or a command of this package started with ``python -m``.
 
-    This is False in a program that imports the package, which may have its own signal handlers.
+    This is False in a program that imports the package, which can have its own signal handlers.
     """
     commands = {"txl_jax.main", "txl_jax.convert"}
     return is_script() or (sys.argv[:1] == ["-m"] and not commands.isdisjoint(sys.orig_argv))
@@ -27,7 +27,10 @@ def is_script() -> bool:
 
 
 def exit_on_interrupt() -> None:
-    """Makes Ctrl-C end the process; does nothing if Ctrl-C is ignored, as under ``nohup``."""
+    """Makes Ctrl-C end the process, unless the process ignores Ctrl-C.
+
+    For example, a shell script starts its background jobs with this signal ignored.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

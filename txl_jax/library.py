@@ -1,9 +1,9 @@
 """The command's modes as Python functions: train, and generate, score and evaluate with a model.
 
-The functions have the settings and defaults of the modes and return their results. Only training
-and exporting write files. Training prints as the command does. The other functions print on
-standard error only: notes about an evaluation, and on a terminal or in a notebook the progress of
-long work.
+The functions have the same settings and defaults as the modes, and return the results. Only
+training and exporting write files. Training prints as the command does. The other functions print
+only on standard error: notes about an evaluation and, on a terminal or in a notebook, the progress
+of long work.
 """
 
 import contextlib
@@ -37,7 +37,8 @@ from txl_jax.training.events import Logger
 from txl_jax.training.run import Stopped, score_own_text, train_and_evaluate
 
 RUN: Any = ...
-"""The default of an argument that then has the run's value; ``None`` may be a value itself."""
+"""The default of an argument, which then has the value in the run's config. The default is not
+``None``, because some arguments can have the value ``None``."""
 
 
 def _given(arguments: dict[str, Any], *without: str) -> dict[str, Any]:
@@ -133,16 +134,17 @@ class LanguageModel(TrainedModel):
         """Returns the loss of every token of a text, as ``--mode=score`` does.
 
         Args:
-          text: a text or its bytes, which are cut into lines after each line end; its ids (an
-            array or a list of integers); or a list of lines or of their ids, which are scored as
-            they are, so they must contain their line ends.
+          text: a text or its bytes, which are split after each line end; or its ids (an array or a
+            list of integers), which are one line; or a list of lines (texts or ids). The lines of a
+            list must contain their line ends.
           memory, mem_len, seg_len, batch_size, tokens: the settings of
-            :class:`~txl_jax.config.ScoreConfig`; ``line`` empties the memory before each line.
+            :class:`~txl_jax.config.ScoreConfig`. ``memory="line"`` empties the memory before each
+            line.
         """
         trained = _with_section(self, "score", _given(locals(), "text"))
         lines = texts_of(text, "text")
         if isinstance(text, str | bytes | bytearray | memoryview):
-            check_text(self.vocab, str(lines[0]))  # the whole text shows a wrong encoding best
+            check_text(self.vocab, str(lines[0]))  # before it is split into lines
             lines = list(io.StringIO(str(lines[0]), newline="\n"))
         return score_any_text(trained, lines, "text")
 
@@ -222,9 +224,10 @@ def train(
     final scores and the sample on standard output.
 
     In the main thread, the first Ctrl-C (or interrupt of a notebook) saves the state after the
-    current step and then raises KeyboardInterrupt; SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU
-    save it too and then take their usual effect. Signals that the process ignores, except SIGTERM,
-    stay ignored. The process keeps its logs, its signal handlers and its settings of JAX.
+    current step and then raises KeyboardInterrupt. SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU
+    also save the state, and then have their usual effect. If the process ignores SIGHUP, SIGUSR1,
+    SIGUSR2 or SIGXCPU, training ignores the signal too. After training, the process has its own
+    signal handlers again. Its logs and its JAX settings do not change.
 
     Example:
       >>> import pathlib, txl_jax
@@ -242,20 +245,20 @@ def train(
     Args:
       config: a recipe, a config file, a dict or an experiment, as in
         :func:`~txl_jax.load_config`.
-      workdir: the folder of the run, perhaps ``gs://BUCKET/NAME`` (needs ``txl_jax[gcs]``).
+      workdir: the folder of the run. It can be ``gs://BUCKET/NAME`` (needs ``txl_jax[gcs]``).
       overrides: a dict from dotted keys to values, such as ``{"train.steps": 10}``.
       loggers: objects that receive the settings, the numbers and the texts of the run. With several
         seeds, they are started once for each seed.
 
-    Returns the best checkpoint's model, with several seeds that of the first seed. Its attribute
-    ``seeds`` has the models of all seeds. The results are in the workdir, and
-    :meth:`LanguageModel.evaluate` computes the scores again.
+    Returns the model of the best checkpoint. With several seeds, it is the model of the first seed,
+    and its attribute ``seeds`` has the models of all seeds. The results are in the workdir.
+    :meth:`LanguageModel.evaluate` can compute the scores again.
 
     Raises:
       ConfigError, DataError, WorkdirError, LockedError: settings, text, devices and folder do not
         fit one another, or the platform of ``JAX_PLATFORMS`` does not start. This is checked
         before the first step.
-      CheckpointError, NonFiniteError, SkippedError: training cannot go on.
+      CheckpointError, NonFiniteError, SkippedError: training cannot continue.
       KeyboardInterrupt: the run was interrupted, and its state is saved.
     """
     exp = load_config(config, overrides)
@@ -304,7 +307,10 @@ def sweep(
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Raises KeyboardInterrupt after a signal, which takes its usual effect before that."""
+    """Raises KeyboardInterrupt if a signal stopped training; other signals have their effect first.
+
+    The effect of a signal such as SIGTERM is usually that the process ends.
+    """
     try:
         yield
     except Stopped as stopped:
@@ -330,12 +336,12 @@ def load(
       True
 
     Args:
-      source: a workdir, a folder that ``save`` wrote, both perhaps ``gs://BUCKET/NAME``, or
+      source: a workdir or a folder that ``save`` wrote (each can be ``gs://BUCKET/NAME``), or
         ``owner/name@revision`` on the Hub (needs ``txl_jax[hub]``). A source that starts with
         ``hub:`` is always on the Hub.
       step: the checkpoint of a workdir: ``best`` by validation, ``latest``, or a number.
-      weights: the parameters of a workdir: ``raw``, ``swa``, ``ema``, or the choice of training if
-        ``None``.
+      weights: the parameters of a workdir: ``raw``, ``swa`` or ``ema``. ``None`` loads those that
+        training chose.
 
     Raises:
       WorkdirError: ``source`` has no model or two models, cannot be downloaded, or is an exported

@@ -37,8 +37,8 @@ def log_library_errors(workdir: str) -> None:
     """Appends library errors to a file of ``workdir`` from now on.
 
     This function replaces the handlers of two loggers and ``sys.unraisablehook``, and adds a filter
-    of warnings. Only a command may call it, because a command owns its process. Other loggers and
-    JAX's warnings do not change.
+    of warnings. Only a command should call this function, because a command owns its process. Other
+    loggers and JAX's warnings do not change.
     """
     handler = _AppendToFile(os.path.join(workdir, "library.log"))
     for logger in map(logging.getLogger, ("absl", "asyncio")):  # Orbax logs with absl
@@ -50,7 +50,8 @@ def log_library_errors(workdir: str) -> None:
         handler.handle(logging.makeLogRecord(message))
 
     sys.unraisablehook = unraisable
-    # A failed save may leave a write that Orbax never started. Python warns of it on the terminal.
+    # After a failed save, Orbax can have a write that it never started. Without this filter, Python
+    # would print a warning about the write on the terminal.
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
 
 

@@ -1,4 +1,4 @@
-"""The class of all paths: the one of etils, changed so that a name is never a glob pattern."""
+"""The class of all paths: a class of etils, changed so that a name is never a glob pattern."""
 
 import errno
 import glob
@@ -9,7 +9,7 @@ from typing import Any
 from etils.epath.gpath import PosixGPath
 
 COMMIT_MARK = "commit_success.txt"
-"""The file by which Orbax marks a complete checkpoint, the last that it writes in a bucket."""
+"""The file that marks a complete checkpoint. In a bucket, Orbax writes this file last."""
 
 
 class LiteralPath(PosixGPath):
@@ -28,7 +28,7 @@ class LiteralPath(PosixGPath):
                 yield self / name
 
     def iterdir(self) -> Iterator["LiteralPath"]:
-        """Yields all files and folders of this folder, in no order."""
+        """Yields all files and folders of this folder, in arbitrary order."""
         if self._uri_scheme:
             yield from super().iterdir()
         else:
@@ -36,7 +36,7 @@ class LiteralPath(PosixGPath):
                 yield self / name
 
     def open(self, mode: str = "r", **settings: Any) -> Any:
-        """Opens the file; the error for a missing object of a bucket names it, as for a file."""
+        """Opens the file. The error for a missing object of a bucket names this object."""
         try:
             return super().open(mode, **settings)
         except FileNotFoundError as error:
@@ -45,7 +45,11 @@ class LiteralPath(PosixGPath):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self)) from error
 
     def rmtree(self, missing_ok: bool = False) -> None:
-        """Removes a folder; in a bucket its commit mark first, so that the rest does not count."""
+        """Removes a folder and all files in it.
+
+        In a bucket, the commit mark is removed first. So a checkpoint that is partly removed never
+        counts as complete.
+        """
         if self._uri_scheme:
             (self / COMMIT_MARK).unlink(missing_ok=True)
         super().rmtree(missing_ok)

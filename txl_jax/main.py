@@ -74,7 +74,7 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 
 def _meant(error: Exception) -> str:
-    """Returns the flag of a setting that was given without ``config.``, to end a message."""
+    """Returns the end of a message: the right flag, if a setting was given without ``config.``."""
     name = getattr(error, "flagname", "")
     keys = [setting.key for setting in describe_settings()]
     same = [key for key in keys if name in (key, key.rpartition(".")[2])]
@@ -84,7 +84,7 @@ def _meant(error: Exception) -> str:
 
 
 def _about_itself(words: list[str]) -> str | None:
-    """Returns the help or the version that the words ask for; the usage if there are none."""
+    """Returns the help or the version that the words ask for, or the usage if no word is given."""
     if words[:1] in ([], ["help"]) or _HELP & set(words):
         return usage.help_text([word for word in words if word not in _HELP])
     return f"txl_jax {__version__}" if "--version" in words else None
@@ -159,7 +159,7 @@ def run() -> int:
         takes_notice=mode == "train",
     )
     compile_cache.keep_compiled_programs()
-    if mode != "report":  # uses no device, and works beside a run that holds the TPU
+    if mode != "report":  # a report needs no device, and works while a run holds the TPU
         accelerators.start_devices()
     log_library_errors(workdir)
     interrupts.restore_keyboard_interrupt()
@@ -175,7 +175,7 @@ def run() -> int:
 
 
 def _check_flags(mode: str, config: str | None, reads: str | None) -> None:
-    """Raises ConfigError for flags without a value, and for those that a mode needs or refuses."""
+    """Raises ConfigError if a flag has no value, or if the mode needs or does not allow a flag."""
     for flag in (_CONFIG, _WORKDIR, _TOPOLOGY, _STEP, _COORDINATOR):
         if flag.value is not None and not flag.value.strip():
             raise ConfigError(
@@ -195,7 +195,7 @@ def _check_flags(mode: str, config: str | None, reads: str | None) -> None:
 
 
 def _workdir(config: str | None, mode: str) -> str:
-    """Returns the folder of the run, which has the name of the config if none is given."""
+    """Returns the folder of the run: the given one, or one with the name of the config."""
     file, _, variant = (config or "").partition(":")
     name = "-".join(filter(None, (os.path.splitext(os.path.basename(file))[0], variant)))
     folder = os.path.join("runs", name + "-sweep" * (mode == "sweep"))
@@ -208,7 +208,7 @@ def _many_processes() -> bool:
 
 
 def _exit_code(code: int) -> int:
-    """Returns the exit code, or ends one of many processes, which must not wait for the others."""
+    """Returns the exit code. If there are several processes, ends this one without waiting."""
     if _many_processes():
         sys.modules["txl_jax.parallel.processes"].abort(code)
     return code

@@ -14,7 +14,7 @@ from typing import Any
 class UserError(Exception):
     """An error that the user can correct. The command prints it without a traceback.
 
-    It prints one line for the message, and one for each of ``details``.
+    The command prints one line for the message, and one for each of ``details``.
     """
 
     def __init__(self, *args: object, details: Sequence[str] = ()):

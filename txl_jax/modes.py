@@ -32,7 +32,7 @@ ONE_MODEL = {
     "score": "txl_jax.evaluation.any_text",
     "interactive": "txl_jax.generation.interactive",
 }
-"""The modules of the modes that use one model, as analyses do, but are no analyses."""
+"""The modules of the modes that use one model but are not analyses."""
 
 RESULTS = (
     *("report.html", "evaluation.json", "sample.txt", "loss.png", "metrics.jsonl", "config.json"),
@@ -50,7 +50,7 @@ def module_of(mode: str) -> Any:
 
 
 def _resumable(mode: Callable[P, int]) -> Callable[P, int]:
-    """Makes a mode that a signal stops print the command that resumes it and return a code."""
+    """Wraps a mode. If a signal stops it, prints the command to resume and returns an exit code."""
 
     @functools.wraps(mode)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
@@ -65,7 +65,7 @@ def _resumable(mode: Callable[P, int]) -> Callable[P, int]:
 
 @_resumable
 def train(exp: ExperimentConfig, workdir: str) -> int:
-    """Trains, evaluates and continues the prompt; names folder, files and commands at the end."""
+    """Trains, evaluates and continues the prompt. Then prints folder, files and next commands."""
     run = train_and_evaluate(exp, workdir)
     processes.print_once("\n".join(run.lines))
     processes.print_once(describe_results(run.folders), sys.stderr)
@@ -73,7 +73,7 @@ def train(exp: ExperimentConfig, workdir: str) -> int:
 
 
 def describe_results(folders: Sequence[str]) -> str:
-    """Returns three lines: the folders of the results, the files there, and commands to go on."""
+    """Returns three lines: the folders of the results, their files, and commands to use next."""
     paths = [path(folders[0], name) for name in RESULTS]
     files = [f"{found.name}{'/' * found.is_dir()}" for found in paths if found.exists()]
     others = "or --mode=report, evaluate, interactive"
@@ -87,10 +87,10 @@ def use_model(
 ) -> int:
     """Evaluates or analyses the model of a workdir, or generates text with the model.
 
-    The settings are those of ``exp``, or without it those of the workdir with ``overrides``. If
-    ``exp`` has ``train.start_from``, it need not name the settings of the model.
+    The settings are those of ``exp``. If ``exp`` is ``None``, they are those of the workdir with
+    ``overrides``. If ``exp`` has ``train.start_from``, it can leave out the settings of the model.
     """
-    with contextlib.suppress(ConfigError):  # the workdir has the model, even if that one is gone
+    with contextlib.suppress(ConfigError):  # train.start_from can be gone: the workdir has a model
         exp = exp and resolve_experiment(exp, workdir)[0]
     weights = exp.average.use if exp else overrides.get("average.use", "best")
     trained = load(workdir, step, None if weights == "best" else weights)
@@ -124,7 +124,7 @@ def evaluate(trained: TrainedModel, workdir: str, of_run: ExperimentConfig) -> i
 def compare(
     mode: str, exp: ExperimentConfig | None, overrides: Mapping[str, str], workdir: str
 ) -> int:
-    """Compares the runs that the config names for the mode; writes the results to ``workdir``."""
+    """Compares the runs that the config names for the mode. Writes the results to ``workdir``."""
     exp = exp or override(ExperimentConfig(), overrides)
     if processes.is_process_zero():
         processes.print_once(module_of(mode).run(exp, workdir))
@@ -142,7 +142,7 @@ def ablate(config: str, overrides: Mapping[str, str], workdir: str) -> int:
 
 @_resumable
 def sweep(exp: ExperimentConfig, workdir: str) -> int:
-    """Trains the unfinished runs of a grid; prints a table and how to train the best one longer."""
+    """Trains the unfinished runs of a grid. Prints a table and how to train the best run longer."""
     from txl_jax.analysis import sweep
 
     found = sweep.run(exp, workdir)
@@ -157,6 +157,6 @@ def sweep(exp: ExperimentConfig, workdir: str) -> int:
 
 
 def set_up_output() -> None:
-    """Makes the log show errors only, and output escape characters that it cannot encode."""
+    """Makes the log show only errors, and makes output escape characters that it cannot encode."""
     logging.set_verbosity(logging.ERROR)
     set_stream_errors(sys.stdout, "backslashreplace")

@@ -1,8 +1,8 @@
 """Reads, lists, moves and removes files and folders of this machine, or of ``gs://`` buckets.
 
-Paths are passed as text; :func:`path` makes the object that reads and writes files. In a bucket
-there are only whole objects: a folder exists while there is an object in it, and an object is
-replaced at once.
+Paths are passed as text; :func:`path` makes the object that reads and writes files. A bucket has
+only complete objects: a folder exists while there is an object in it, and one request replaces an
+object.
 """
 
 import contextlib
@@ -65,12 +65,12 @@ def path(*parts: str) -> "LiteralPath":
 
 
 def absolute(path: str) -> str:
-    """Returns a path from the root, without ``..`` and doubled slashes; an address as it is."""
+    """Returns an absolute path without ``..``. An address only loses slashes at its end."""
     return path.rstrip("/") if is_remote(path) else os.path.abspath(path)
 
 
 def names(folder: str) -> list[str]:
-    """Returns the names of the files and folders in a folder, none if it does not exist."""
+    """Returns the names of the files and folders in a folder; no names if it does not exist."""
     try:
         return [found.name for found in path(folder).iterdir() if found.name]
     except (FileNotFoundError, NotADirectoryError):
@@ -110,8 +110,8 @@ def remove_folder(folder: str) -> None:
 def move_folder(folder: str, to: str) -> None:
     """Renames a folder with a checkpoint.
 
-    In a bucket every object is copied, the commit mark last, and then removed, the mark first: at
-    any moment at least one of the two folders is complete and has its mark.
+    In a bucket, every object is copied, the commit mark last. Then the old objects are removed, the
+    mark first. So at any moment, at least one of the two folders is complete and has its mark.
     """
     from txl_jax.literal_path import COMMIT_MARK
 
@@ -132,7 +132,7 @@ def local_file(file: str) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory() as folder:
         copy = os.path.join(folder, os.path.basename(file))
-        with contextlib.suppress(FileNotFoundError):  # the reader then says that it is missing
+        with contextlib.suppress(FileNotFoundError):  # the reader then reports this
             store().get_file(file, copy)
         yield copy
 
@@ -153,21 +153,24 @@ def local_folder(folder: str) -> Iterator[str]:
 def store() -> Any:
     """Returns the client of Google Cloud Storage, the same one that ``etils`` uses.
 
-    It does not cache lists of objects, because other processes may have written since.
+    It does not cache lists of objects, because other processes might write new objects.
     """
     import fsspec
 
-    # StorageError names the reason, and the client would log tracebacks before it
+    # StorageError names the reason. Without these lines, the client would first log tracebacks.
     logging.getLogger("gcsfs").addHandler(logging.NullHandler())
     logging.getLogger("gcsfs").propagate = False
-    os.environ.setdefault("EPATH_USE_TF", "false")  # where TensorFlow is installed too
+    os.environ.setdefault("EPATH_USE_TF", "false")  # even if TensorFlow is installed
     for protocol in ("gcs", "gs"):
         fsspec.config.conf.setdefault(protocol, {}).setdefault("use_listings_cache", False)
     return fsspec.filesystem("gcs", finalize_on_close=True)
 
 
 def store_fault(error: Exception) -> str | None:
-    """Returns what is wrong if the client of a bucket raised the error, after all its attempts."""
+    """Returns a message about an error that a bucket's client raised after all its attempts.
+
+    Returns ``None`` for other errors.
+    """
     clients = ("aiohttp", "gcsfs", "google", "requests")
     if type(error).__module__.partition(".")[0] not in clients:
         return None
@@ -179,7 +182,7 @@ def _check_bucket(bucket: str) -> None:
     try:
         with waiting_for(f"waiting for the first answer of {BUCKETS}{bucket}"):
             store().call("GET", "b/{}/o", bucket, maxResults=1, json_out=True)
-    except Exception as error:  # of gcsfs, aiohttp and google.auth
+    except Exception as error:  # gcsfs, aiohttp and google.auth raise different ones
         missing = isinstance(error, FileNotFoundError)
         reason = "there is no such bucket" if missing else one_line(error)
         raise StorageError(

@@ -1,4 +1,4 @@
-"""Shows on standard error how far long work is, or what a program waits for."""
+"""Shows the progress of long work on standard error, or what a program waits for."""
 
 import contextlib
 import sys
@@ -22,7 +22,7 @@ def is_watched() -> bool:
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether a stream is a terminal; it may be ``None``, or an object without ``isatty``."""
+    """Whether a stream is a terminal. It can be ``None``, or an object without ``isatty``."""
     return getattr(stream, "isatty", bool)()
 
 
@@ -38,9 +38,10 @@ def bar(what: str, total: int | None, done: int = 0, unit: str = "B", disable: b
 
 
 def work_bar(what: str, total: int | None, unit: str, disable: bool = False) -> Any:
-    """Returns a :func:`bar` of a method's work; a user's program shows it on a terminal only.
+    """Returns a :func:`bar` for the work of a library function.
 
-    The command also shows it in a file or pipe, with a line every :data:`LINES` seconds.
+    In a user's program, the bar appears only on a terminal or in a notebook. The command also
+    writes it to a file or pipe, with a line every :data:`LINES` seconds.
     """
     return bar(what, total, unit=unit, disable=disable or not (names_flags() or is_watched()))
 
@@ -58,7 +59,7 @@ def waiting_for(what: str) -> Iterator[None]:
     """Says on stderr what a program waits for, if that takes longer than :data:`PATIENCE`.
 
     If stderr is a file or pipe, the command prints the line after :data:`LINES` seconds, and a
-    user's program prints none. A bar stays below the line.
+    user's program does not print it. The line appears above a progress bar.
     """
     if not (names_flags() or is_watched()):
         yield

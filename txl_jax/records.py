@@ -65,7 +65,8 @@ def read_counted(
 ) -> tuple[list[dict[str, Any]], int]:
     """Returns the accepted objects of a file with one per line, and the number of skipped lines.
 
-    A last line that is not JSON and has no line end is not counted, as a run may be writing it.
+    A last line that is not JSON and has no line end is not counted, because a run might be writing
+    this line.
     """
     found, skipped = [], 0
     with path(os.fsdecode(source)).open("rb") as file:

@@ -1,9 +1,10 @@
-"""Output of a command, which a reader that ends (``| head``) or a full disk does not stop.
+"""Standard streams of a command that survive a reader that ends (``| head``) or a full disk.
 
-Output that cannot be written is dropped, and later output to a disk is written again. A command
-whose result is its standard output ends if this output is lost: with exit code 141 if the reader
-has ended, as a shell reports for other programs, or with 2 and an error. A mode with other results
-calls :func:`drop_unwritten_output` and does all its work.
+Output that cannot be written is dropped. Later output is written if the disk has space again. If
+the result of a command is its standard output, the command ends when this output is lost. Its exit
+code is 141 if the reader has ended, as a shell reports for other programs. Otherwise the command
+prints an error, and its exit code is 2. A mode with other results calls
+:func:`drop_unwritten_output`, and completes its work.
 
 The streams of a program that imports the package are not changed.
 """
@@ -55,7 +56,7 @@ def open_standard_streams() -> None:
     global _stdout
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            number = os.open(os.devnull, os.O_RDWR)  # the lowest free one, that of the stream
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest free one: the stream's
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
     _stdout = _Descriptor(1, drops=False)
     sys.stdout = _text_stream(_stdout, sys.stdout)
@@ -71,7 +72,10 @@ def _text_stream(descriptor: _Descriptor, before: Any) -> TextIO:
 
 
 def drop_unwritten_output() -> None:
-    """Lets a command with other results go on if its standard output cannot be written."""
+    """Lets a command continue if its standard output cannot be written.
+
+    A command calls this function if it has other results than its standard output.
+    """
     if _stdout:
         _stdout.drops = True
 
@@ -84,7 +88,7 @@ def run_command(command: Callable[[], int | None]) -> NoReturn:
         except SystemExit as end:
             code = end.code
         sys.stdout.flush()
-    except OSError as error:  # while help or the last output is written
+    except OSError as error:  # from writing help or the last output
         if _stdout is None or error is not _stdout.lost:
             raise
         code = 0

@@ -32,7 +32,7 @@ _SECTIONS = {
     "compile": ("model", "train", "mesh"),
     **{mode: (mode, *row.sections) for mode, row in ANALYSES.items()},
 }
-"""The sections of settings that a mode reads, unless it only reads the one of its own name."""
+"""The sections of settings that a mode reads. Other modes read only the section of their name."""
 
 _FLAGS = {
     "--config=NAME": "a recipe, or a Python file with get_config(); NAME:VARIANT for a variant",
@@ -60,7 +60,7 @@ _EXAMPLES = {
 
 
 def help_text(words: Sequence[str]) -> str:
-    """Returns the usage, or, if a command's words have a mode, the mode's usage and settings.
+    """Returns the usage of the command or, if the words name a mode, of the mode with its settings.
 
     The settings have the values that ``--config=NAME`` and ``--config.KEY=VALUE`` give them.
     Raises ConfigError for an unknown mode, config, setting or value.
@@ -85,7 +85,7 @@ def help_text(words: Sequence[str]) -> str:
 
 
 def check_mode(mode: str) -> None:
-    """Raises ConfigError for an unknown mode; the message has the nearest one."""
+    """Raises ConfigError for an unknown mode. The message has the nearest mode, or all modes."""
     if mode not in MODES:
         raise ConfigError(f"--mode={truncate(mode)}: no such mode; {nearest_or_all(mode, MODES)}")
 

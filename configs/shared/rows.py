@@ -1,10 +1,11 @@
-"""Reads the variant of a config with several rows."""
+"""Reads the variant of a config that has a variant for each row of a table."""
 
 
 def row_of(variant, rows):
-    """Returns the row that a variant names, and whether it is the small version of the row.
+    """Returns the row that a variant names, and whether the variant asks for its small version.
 
-    A variant is ``ROW`` or ``ROW-smoke``; empty or ``smoke`` names the first row.
+    A variant is ``ROW``, or ``ROW-smoke`` for the small version. An empty variant or ``smoke``
+    names the first row.
 
     Raises:
       ValueError: there is no such row; the message names all rows.

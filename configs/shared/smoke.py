@@ -2,10 +2,10 @@
 
 
 def smoke(config):
-    """Returns a recipe made small for a CPU and a text of a few hundred tokens.
+    """Makes a recipe small enough for a CPU and a text of a few hundred tokens; returns it.
 
-    Sizes, lengths and steps shrink. Settings that decide which code runs (attention, clusters,
-    projections, window, clamp, memory or context, optimizer) stay the same.
+    Sizes, lengths and numbers of steps become smaller. Settings that decide which code runs
+    (attention, clusters, projections, window, clamp, memory or context, optimizer) do not change.
     """
     model, train = config.model, config.train
     model.update({"n_layer": 2, "d_model": 64, "n_head": 2, "d_head": 32, "d_inner": 64})

@@ -1,4 +1,4 @@
-"""Acting and learning give equal outputs: single steps, and windows from the buffer's memory."""
+"""Acting (single steps) and learning (windows with the buffer's memory) give equal outputs."""
 
 import dataclasses
 import doctest
@@ -73,7 +73,7 @@ def drawn(rng, steps, ends=0.2):
 
 
 def act_and_learn(cfg, mem_len, length, seg_len, seed, ends):
-    """Acts for three rollouts; after each, compares its outputs with those of all its windows."""
+    """Acts for three rollouts; compares the outputs of each with the outputs of all its windows."""
     model, variables = model_and_variables(cfg)
     rng = np.random.default_rng(seed)
     buffer = agents.StateBuffer.start(model.init_mems(B, mem_len), length)
@@ -193,7 +193,7 @@ def test_an_actor_of_new_parameters_projects_the_memory_again():
 
 
 class History:
-    """Every state of every row since its last episode began, in lists."""
+    """For each row, a list of the states since the row's last episode began."""
 
     def __init__(self):
         self.states: list[list] = [[] for _ in range(B)]
@@ -336,7 +336,7 @@ def test_states_of_another_shape_are_refused():
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_row_of_length_0_skips_the_step(cached):
-    """The row's memory does not change, and its next outputs are those without that step."""
+    """The row's memory does not change, so its next outputs are as if the step did not exist."""
     model, variables = model_and_variables(CFG)
     past = tiny.memory(CFG, (0, 2, 5), 5)
     if cached:

@@ -1,4 +1,4 @@
-"""memorax's PPO and R2D2 use SequenceModel unchanged; they run in a Python venv of their own."""
+"""PPO and R2D2 of memorax work with the unchanged SequenceModel, in a venv of their own."""
 
 import json
 import os
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """The path of a Python with memorax: TXL_MEMORAX_PYTHON, or that of a new venv."""
+    """The path of a Python with memorax: TXL_MEMORAX_PYTHON, or the Python of a new venv."""
     if ready := os.environ.get("TXL_MEMORAX_PYTHON"):
         return ready
     folder = tmp_path_factory.mktemp("memorax")
@@ -48,7 +48,7 @@ def ran(python, tmp_path_factory):
 def test_ppo_learns_from_the_outputs_it_acted_on_and_resumes(ran):
     folder = ran("ppo")
     for divergence, entropy in json.loads((folder / "ppo.json").read_text()):
-        # The divergence of acting and learning, computed before the only update of a rollout.
+        # The divergence of the policies in acting and learning, before a rollout's only update.
         assert abs(divergence) < 1e-6
         assert 0.1 < entropy < 0.7
     ran("resume")

@@ -1,4 +1,4 @@
-"""SequenceModel, a recurrent Flax module: single steps give what a window gives."""
+"""SequenceModel, a recurrent Flax module: single steps give the outputs of one long window."""
 
 import dataclasses
 import doctest
@@ -69,7 +69,7 @@ def test_steps_and_segments_of_any_length_give_what_one_window_gives(name):
     for lengths in ([1] * T, [4, 1, 4]):
         carry, got = in_parts(model, variables, lengths)
         assert_close(got, want)
-        for row in range(B):  # slots that are not filled may hold anything
+        for row in range(B):  # slots that are not filled can hold anything
             real = slice(M - int(filled[row]), M)
             for one, other in zip(carry[0], hidden, strict=True):
                 assert_close(one[row, real], other[row, real])
@@ -107,7 +107,7 @@ def test_an_episode_sees_nothing_earlier_and_a_row_nothing_of_the_others():
     assert_close(got[first], want[first])
     assert_close(got[1], unmasked[1])
     assert np.abs(got[1] - want[1]).max() > 1e-3
-    # A program may also reset rows of the carry itself, as for other recurrent cells.
+    # A program can also reset rows of the carry itself, as for other recurrent cells.
     keep = lambda a, b: jnp.where(first.reshape(B, *[1] * (b.ndim - 1)), a, b)
     assert_close(after(jax.tree.map(keep, fresh, before), None), got)
 

@@ -1,4 +1,4 @@
-"""Ablations: each row of a table is trained once and scored at all lengths of attention."""
+"""Ablations: each row of a table is trained once and scored at all attention lengths."""
 
 import csv
 import json
@@ -94,7 +94,7 @@ def test_a_value_is_that_of_an_evaluation_at_this_length(table, done):
 
 
 def slow_loss(trained, tokens, p):
-    """Returns the mean loss, by hand: segments of each stream with carried memory or context."""
+    """Returns the mean loss of a plain loop over each stream's segments, with memory or context."""
     longest = -(-(len(tokens) - 1) // p.batch_size)
     losses = []
     for start in range(0, longest * p.batch_size, longest):
@@ -116,7 +116,7 @@ def test_the_training_length_is_one_of_those_evaluated_and_a_table_of_positions_
     assert rows["memory"]["lengths"] == [16, 24, 32]
     assert rows["none"]["lengths"] == [16, 24, 32]
     (learnt,) = ablation.table_runs(table, {"ablation.rows": "table"}, "unused")
-    assert ablation.attention_lengths(learnt.exp, (24, 32)) == (16, [16, 24])  # n_positions
+    assert ablation.attention_lengths(learnt.exp, (24, 32)) == (16, [16, 24])  # n_positions is 24
     lines = {row["row"]: row for row in read(done[0])["table"]}
     for name, line in lines.items():
         assert line["train_length"] == 16
@@ -173,7 +173,7 @@ def test_a_folder_with_other_settings_is_refused_before_training(table, done, tm
 
 @pytest.mark.integration
 def test_a_row_that_was_stopped_before_its_last_validation_is_not_finished(table, done, tmp_path):
-    """The row has a checkpoint of the last step, but validation may choose a better one."""
+    """The row has a checkpoint of the last step, but validation might choose another one."""
     workdir, again = tmp_path / "done", []
     shutil.copytree(done[0], workdir)
     log = workdir / "none" / "metrics.jsonl"

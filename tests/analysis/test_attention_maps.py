@@ -1,4 +1,4 @@
-"""Attention by distance, its averages and files, against a computation written out."""
+"""Attention by distance, its averages and its files equal a computation in plain loops."""
 
 import csv
 import dataclasses
@@ -74,9 +74,10 @@ def terms_of(h_i, h_j, distance, n, p, u, v, cfg):
 
 
 def slow(cfg, params, tokens, memory, mem_len):
-    """Returns by name each query's weights by distance, and those by single terms: [L,N,T,K].
+    """Returns attention weights by distance [L,N,T,K]: from all terms, and from each term alone.
 
-    Also returns the next memory. The batch size is 1; distances that a query does not see are NaN.
+    The weights are a dict by term. Also returns the next memory. The batch size is 1; distances
+    that a query does not see are NaN.
     """
     t, n_past = len(tokens), len(memory[0])
     embedded = [reference.embedding(params, cfg, token) for token in tokens]
@@ -115,7 +116,7 @@ def slow(cfg, params, tokens, memory, mem_len):
 
 
 def slow_sums(found, weights):
-    """Returns sums over the queries of weight 1, by name, and how many see each distance."""
+    """Returns sums over queries with weight 1, by term, and how many of them see each distance."""
     summed = {}
     for name, x in found.items():
         summed[name] = sum(w * np.nan_to_num(x[:, :, i]) for i, w in enumerate(weights))
@@ -125,7 +126,7 @@ def slow_sums(found, weights):
 
 @functools.cache
 def watched(cfg):
-    """:func:`segment_attention` of a model, compiled: (params, inputs, mems, weights)."""
+    """Compiles :func:`segment_attention` of a model; takes (params, inputs, mems, weights)."""
     return tiny_models.quick(functools.partial(segment_attention, txl_jax.TransformerXL(cfg)))
 
 
@@ -201,7 +202,7 @@ def test_the_pass_that_returns_attention_gives_the_losses_of_the_model(form):
 
 
 def test_distances_that_only_a_later_layer_sees_are_kept():
-    """Layers of a changed model may have windows of their own."""
+    """In a changed model, each layer can have its own attention window."""
 
     def narrow_first(call, args, kwargs, context):
         if context.method_name == "gather" and "layer_0" in context.module.path:
@@ -220,7 +221,7 @@ def test_distances_that_only_a_later_layer_sees_are_kept():
 
 
 def trained(cfg, params=None, seg_len=T, mem_len=M, evaluated_with=M, vocab=None, **settings):
-    """Returns a trained model of random parameters; training memory is 2, or 0 without memory."""
+    """Returns a ``TrainedModel`` of random parameters with training memory 2 (0 if it has none)."""
     context = 0 if evaluated_with else 2
     cut = {"seg_len": 2, "mem_len": evaluated_with and 2, "context_len": context}
     scored = {"seg_len": 2, "mem_len": evaluated_with, "context_len": context}
@@ -239,7 +240,7 @@ def trained(cfg, params=None, seg_len=T, mem_len=M, evaluated_with=M, vocab=None
 
 
 def slow_averages(cfg, streams, seg_len, mem_len, context_len):
-    """Returns means by distance, mean distances and counts, over segments with a full past."""
+    """Returns mean weights by distance, mean distances, counts; over segments with a full past."""
     params, queries = float64(cfg), 0
     total: dict[str, Any] = {}
     seen: Any = 0
@@ -283,7 +284,7 @@ MOST_SPECIAL = ("relative, two streams", "absolute_per_layer")
     [pytest.param(name, marks=() if name in MOST_SPECIAL else pytest.mark.slow) for name in READ],
 )
 def test_averages_of_a_text_are_those_of_it_written_out(name):
-    """The queries of the last, short segments do not count, nor those before the memory is full."""
+    """Queries count only in complete segments, and only when the memory before them is full."""
     changes, n_streams, mem_len, context_len = READ[name]
     cfg = tiny_models.config(**changes)
     tokens = tiny_models.tokens(cfg, 1, n_streams * 19 + 1)[0]
@@ -343,7 +344,7 @@ def test_the_protocols_own_clamp_and_window_hold():
 
 
 def test_the_widest_head_is_found():
-    """Shaw's learnt scalars make each head look at one known distance."""
+    """Here, Shaw's learnt scalars make each head attend to one known distance."""
     cfg = tiny_models.config(attention="shaw", n_positions=9)
     params = jax.tree.map(np.zeros_like, tiny_models.variables(cfg)["params"])
     looks_at = {(0, 0): 0, (0, 1): 3, (1, 0): 5, (1, 1): 2}
@@ -360,7 +361,7 @@ def test_the_widest_head_is_found():
 
 
 def _uniform(got):
-    """The mean weight of each distance if T queries weigh their M+1 .. M+T distances equally."""
+    """The mean weight of each distance if T queries attend equally to their M+1 .. M+T keys."""
     sees = np.arange(M + 1, M + T + 1)
     return [np.mean(np.where(d < sees, 1 / sees, 0)) for d in range(got.n_keys)]
 
@@ -382,7 +383,7 @@ def test_shares_and_bins_by_hand():
 
 @pytest.mark.parametrize("position", [11, 42])
 def test_a_position_sees_what_it_would_with_all_of_the_text_before(position):
-    """Position 11 is the first with a full memory; before 42 is more text than two layers reach."""
+    """Position 11 is the first with a full memory; 42 has more text before it than layers reach."""
     cfg = tiny_models.config()
     tokens = tiny_models.tokens(cfg, 1, 50)[0]
     reader = AttentionReader(trained(cfg, position=position))
@@ -430,7 +431,7 @@ def test_tokens_can_be_read():
 
 
 def whole(folder, **changes):
-    """Returns a model of random parameters and its corpus."""
+    """Returns a model with random parameters, and its corpus."""
     exp = tiny_runs.experiment(
         folder, **{"attention.seg_len": 8, "attention.mem_len": 24, "attention.max_tokens": 64}
     )

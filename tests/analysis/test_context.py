@@ -81,7 +81,7 @@ def loss_alone(cfg, n: int) -> dict[int, float]:
     ],
 )
 def test_a_target_loses_what_a_fresh_model_loses_with_its_context_alone(form, stride):
-    """Targets are 7 to 38; windows start at multiples of the stride; the last is not full."""
+    """Targets are 7 to 38; windows start at multiples of the stride; the last window is short."""
     cfg = tiny_models.config(**FORMS[form])
     alone = dataclasses.replace(cfg, same_length=False)
     c = settings(stride=stride, max_tokens=32)
@@ -107,7 +107,7 @@ def test_a_form_that_counts_from_the_end_loses_what_it_does_in_a_window_by_itsel
         starts = tuple(range(0, 38 - length, stride))
         full = tuple(start for start in starts if start + length + stride <= 38)
         found: dict[int, float] = {}
-        for group in (full, starts[len(full) :]):  # the last window is not full
+        for group in (full, starts[len(full) :]):  # the last window can be short
             if group:
                 n = min(length + stride, 38 - group[0])
                 for start, nll in zip(group, in_windows(cfg, group, n), strict=True):
@@ -217,7 +217,7 @@ def test_lengths_that_make_no_comparison_are_refused(lengths):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A model of random parameters with the vocabulary of a small text."""
+    """A model with random parameters and the vocabulary of a small text."""
     exp = tiny_runs.experiment(
         tmp_path_factory.mktemp("text"),
         **{"context.lengths": "2,4,8", "context.stride": "4", "context.max_tokens": "50"},

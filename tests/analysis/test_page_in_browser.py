@@ -1,4 +1,4 @@
-"""The report page of a run in a browser: no line is wider than a narrow or a wide window."""
+"""In a browser, the report page of a run fits a narrow window and a wide window."""
 
 import dataclasses
 import html
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(not BROWSER, reason=f"none of {', '.join(NAMES)} is installed"),
 ]
 
-# A window cannot be narrower than 500 px, so the page is shown in a frame.
+# A browser window cannot be narrower than 500 px, so the test shows the page in a frame.
 FRAME = """<!doctype html><body style="margin:0">
 <iframe id="frame" style="width:{width}px;height:900px;border:0" srcdoc="{page}"></iframe>
 <pre id="found"></pre>
@@ -65,7 +65,7 @@ def shown(path, width, folder):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Pages by name: of a run compared with another run, and of the other run, with a long name."""
+    """Report pages by kind: a run compared with another one, and that other one (a long name)."""
     folder = tmp_path_factory.mktemp("browser")
     run, other = folder / "one", folder / LONG
     tiny_runs.run_in_workdir(folder, run)

@@ -123,7 +123,7 @@ def test_what_is_asked_ends_with_the_answer_at_just_that_distance(distance):
 
 
 def seen_by_hand(c, seg_len, mem_len, n_segments):
-    """Distances before the last target at which a token is seen, by the masks of all layers."""
+    """Distances from the last target to the tokens that it sees through the masks of all layers."""
     last = n_segments * seg_len - 1
 
     def sees(query, key):
@@ -269,7 +269,7 @@ TINY = {
 
 @pytest.mark.slow
 def test_with_memory_answers_beyond_the_segment_are_found_as_far_as_memory_reaches(tmp_path):
-    # T + L * M = 8 + 2 * 8 = 24
+    # the reach is T + L * M = 8 + 2 * 8 = 24
     more = {"train.mem_len": 8, "validate.mem_len": 8}
     steps = {"train.steps": 1500, "checkpoint.every": 1500}
     distances = (4, 8, 9, 16, 20, 24, 25)
@@ -301,8 +301,8 @@ def test_without_memory_answers_beyond_the_segment_are_found_by_chance(tmp_path)
 
 @pytest.mark.slow
 def test_the_config_learns_what_its_memory_can_reach(tmp_path, as_users_compile):
-    # Whether a run learns the last distances before 64, the reach, depends on its rounding: on one
-    # device it learnt all (docs/memory.md), on eight devices those up to 60.
+    # The reach is 64. Whether a run learns the last distances before 64 depends on its rounding: on
+    # one device a run learnt all (docs/memory.md), on eight devices only those up to 60.
     distances, one = (8, 16, 17, 24, 32, 48, 65, 128), {"mesh.data": 1}
     with_memory, result, *_ = learnt(tmp_path, "memory", distances, **one)
     without, *_ = learnt(tmp_path, "no_memory", distances, **one)

@@ -1,4 +1,4 @@
-"""RECL: equal to a hand-worked example and to the definition written out (paper, appendix C)."""
+"""RECL equals a hand-worked example and the definition in plain loops (paper, appendix C)."""
 
 import csv
 import dataclasses
@@ -174,7 +174,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def loaded(monkeypatch):
-    """Models are loaded with random parameters, which the experiment's seed decides."""
+    """Replaces loading: each model gets random parameters, drawn with its experiment's seed."""
     monkeypatch.setattr(recl_table, "load", load)
 
 

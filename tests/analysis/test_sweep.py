@@ -1,4 +1,4 @@
-"""A sweep trains every combination and seed once, keeps failures apart, and names the best."""
+"""A sweep trains each combination and seed once, lists failed runs apart, and names the best."""
 
 import csv
 import json
@@ -27,7 +27,7 @@ def experiment(folder, grid=GRID, seeds=2, **changes):
 
 
 def fake_train(losses):
-    """Returns a fake of training that writes a checkpoint, a validation loss and an evaluation."""
+    """Returns a fake training function: it writes a checkpoint, a validation and an evaluation."""
 
     def train(exp, folder):
         loss = losses(exp)
@@ -123,7 +123,7 @@ def test_a_failed_run_is_named_and_the_others_are_trained(folder, capsys):
 
 @pytest.mark.integration
 def test_a_validation_that_is_not_finite_counts_for_no_run(folder, capsys):
-    losses = lambda exp: None if exp.loss.ar else loss_of(exp)  # as stored in metrics.jsonl
+    losses = lambda exp: None if exp.loss.ar else loss_of(exp)  # metrics.jsonl stores NaN as null
     found = sweep_mode.run(experiment(folder), str(folder / "s"), fake_train(losses))
     assert set(found.failed.values()) == {"no validation loss is finite"}
     assert [len(row.values) for row in found.rows] == [2, 2, 0, 0]

@@ -1,4 +1,4 @@
-"""The bundles of the attention kernels for TPUs: their limit, and their sum in an update."""
+"""Instruction bundles of attention kernels for TPUs: a limit per tile, and an update's sum."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from benchmarks.program_kernels import Kernel
 from txl_jax.config import load_config, override
 
 MOST = {"forward": 850, "backward": 1_500}
-"""Most bundles for a tile, heads of width 128, on a v5e; libtpu 0.0.52 gives 708 and 1,340."""
+"""Limits of bundles per tile on a v5e, for heads of width 128. libtpu 0.0.52: 708 and 1,340."""
 
 
 @needs_libtpu
@@ -36,7 +36,7 @@ def test_a_tile_takes_no_more_bundles():
 
 
 def test_a_kernel_of_an_update_has_the_cycles_of_its_tiles(monkeypatch):
-    """Every query sees all of a full memory: one tile in a row of tiles is at the mask's edge."""
+    """Queries see all of a full memory, so one tile in each row of tiles is at the mask's edge."""
     monkeypatch.setattr(attention_bundles, "compile_attention", lambda *args: None)
     found = [Counted("forward", 10, 100, 0, 0), Counted("backward", 1_000, 10_000, 0, 0)]
     monkeypatch.setattr(attention_bundles, "counted", lambda folder: found)

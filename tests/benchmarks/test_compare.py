@@ -1,4 +1,4 @@
-"""benchmarks/compare.py compares ratios on CPUs only if the processor is the same."""
+"""benchmarks/compare.py compares ratios measured on CPUs only for the same processor."""
 
 import json
 

@@ -15,7 +15,7 @@ from txl_jax.parallel.platforms import prefers_bfloat16
 
 
 def plain_params(params, n_layer):
-    """Returns parameters of txl_jax with the names of the plain Flax model."""
+    """Returns parameters of txl_jax under the names of the plain Flax model."""
     plain = {name: params[name] for name in ("u", "v", "softmax_bias")}
     plain["embedding"] = {"embedding": params["embedding"]}
     for n in range(n_layer):
@@ -57,7 +57,7 @@ def test_plain_flax_has_the_losses_the_memory_and_the_gradient_of_the_model():
 
 @pytest.mark.parametrize("name", ["tiny", "enwik8_12l"])
 def test_peers_are_told_the_dtype_that_this_machine_computes_in(name):
-    """The PyTorch peers take any dtype name but float32 as bfloat16, even ``auto``."""
+    """The PyTorch programs read every dtype name except float32 as bfloat16, even ``auto``."""
     here = "bfloat16" if prefers_bfloat16(None) else "float32"
     assert experiment(name, {"model.dtype": "auto"}).to_dict()["model"]["dtype"] == here
     assert experiment(name, {"model.dtype": "bfloat16"}).model.dtype == "bfloat16"

@@ -1,4 +1,4 @@
-"""A model that is split into small files and joined again is the same, up to bfloat16."""
+"""A model split into small files and joined again is the same, up to bfloat16 rounding."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +21,7 @@ def test_pieces_are_small_and_together_the_weights_that_were_chosen(workdir, tmp
     main(["split", str(workdir), str(tmp_path / "pieces"), "--mib=0.002"])
     sizes = [path.stat().st_size for path in (tmp_path / "pieces").glob("*.safetensors")]
     assert len(sizes) > 3
-    assert max(sizes) < 2 * 0.002 * 2**20  # each file begins with names and shapes
+    assert max(sizes) < 2 * 0.002 * 2**20  # each file also has a header of names and shapes
     main(["join", str(tmp_path / "pieces"), str(tmp_path / "exported")])
     assert "step 12, swa weights" in capsys.readouterr().out
     want = arrays(txl_jax.load(str(workdir), "12", "swa").params)

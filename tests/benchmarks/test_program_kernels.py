@@ -1,4 +1,4 @@
-"""Kernels of compiled programs, their bytes and operations, are counted as by hand."""
+"""The counts of kernels, bytes and operations in compiled programs equal counts by hand."""
 
 # ruff: noqa: E501 (the text of a program)
 
@@ -144,8 +144,8 @@ def test_on_a_tpu_only_bytes_of_its_memory_count_and_a_loop_has_its_limit(on_tpu
     }
     product = on_tpu["product"]
     assert (product.kind, product.cycles, product.flops) == ("product", 700, 2 * 4 * 8 * 16)
-    assert product.read == 1 * 4 * 8 * 2 + 4  # a slice, read through two fusions, and the counter
-    assert product.written == 4 * 16 * 2  # the other of two results stays on the chip
+    assert product.read == 1 * 4 * 8 * 2 + 4  # one slice, through two fusions, and the counter
+    assert product.written == 4 * 16 * 2  # the second result stays on the chip
     assert (on_tpu["fetch"].read, on_tpu["fetch"].written) == (8 * 16 * 2, 0)
     assert (on_tpu["part"].read, on_tpu["part"].written) == (64, 64)
     assert on_tpu["attend"].target == "tpu_custom_call"
@@ -176,7 +176,7 @@ def test_a_fusion_that_starts_a_collective_is_one_and_what_waits_for_it_is_no_ke
 
 
 def test_a_fused_sort_writes_its_keys_and_its_values():
-    """The root of a fused sort has two results, but it is not a tuple."""
+    """The root instruction of a fused sort has two results, but it is no ``tuple``."""
     text = textwrap.dedent("""\
         HloModule jit_f
 
@@ -197,7 +197,7 @@ def test_a_fused_sort_writes_its_keys_and_its_values():
 
 
 def test_padding_of_a_convolution_takes_no_operations():
-    """Two heads are a window's two positions: each result sums one head; the other is padding."""
+    """A window covers two positions. For each result, one is a head and the other is padding."""
     text = textwrap.dedent("""\
         ENTRY %main (a: bf16[1,3,5,1], b: bf16[2,7,5,1]) -> bf16[2,3,7,1] {
           %a = bf16[1,3,5,1]{3,2,1,0} parameter(0)
@@ -254,8 +254,8 @@ def test_an_iteration_of_a_loop_has_the_kernels_of_its_body_once():
     [
         ("cast", 4 * 8 * 4, 4 * 8 * 2),
         ("product", 4 * 8 * 2 + 8 * 16 * 2, 4 * 16 * 2),
-        ("library", 4 * 8 * 2 + 8 * 16 * 2, 4 * 16 * 2),  # without the workspace of the library
-        ("keep", 4 * 8 * 4 + 4, 4 * 8 * 4),  # the update, and the index of the slice
+        ("library", 4 * 8 * 2 + 8 * 16 * 2, 4 * 16 * 2),  # the library's workspace is not counted
+        ("keep", 4 * 8 * 4 + 4, 4 * 8 * 4),  # reads the new slice and its index
         ("one", 4 * 8 * 4 + 4, 4 * 8 * 4),
     ],
 )
@@ -282,9 +282,9 @@ def form(t: int, m: int, h: int, reach: int | None = None) -> triton.Form:
 
 
 def test_tiles_cover_what_the_queries_see_and_only_the_last_ones_cross_the_edge():
-    tiles = lambda f: predicted_steps.tiles("forward", jnp.bfloat16, f)  # of 64 x 64
+    tiles = lambda f: predicted_steps.tiles("forward", jnp.bfloat16, f)  # unit: 64 x 64 tiles
     assert tiles(form(256, 128, 64)) == (2 + 3 + 4 + 5, 4)
-    assert tiles(form(64, 64, 64, reach=63)) == (0, 2)  # a window has two edges
+    assert tiles(form(64, 64, 64, reach=63)) == (0, 2)  # the mask of a window has two edges
 
 
 @pytest.mark.parametrize(("t", "m", "reach"), [(768, 768, 1535), (150, 150, 299), (300, 64, 63)])
@@ -305,7 +305,7 @@ def test_gradients_of_keys_have_edges_where_the_kernel_is_told_of_them(t, m, rea
     ids=["enwik8_24l", "wt103_large"],
 )
 def test_shifted_tiles_are_those_that_the_loops_visit(f, counts):
-    """See also test_kernels_triton.py, where the loops run; the counts are of a replay by hand."""
+    """Counts come from following the loops by hand; test_kernels_triton.py runs the loops."""
     kernels = ("position_scores", "gradient_of_queries", "gradient_of_distances")
     found = [predicted_steps.tiles(kernel, jnp.bfloat16, f) for kernel in kernels]
     assert found == [(count, 0) for count in counts]
@@ -318,9 +318,9 @@ def test_a_kernel_takes_its_slowest_part_and_an_update_their_sum():
     fused = {"fwd": predicted_steps.Attention("forward", 1e9, 1.0)}
     attention = Kernel("fwd", "library", "attention", 1, 0, 0)
     took = lambda k: predicted_steps.took(k, fused, "h100")
-    assert took(copy) == pytest.approx(1.8e-3)  # 0.5 of 3,350 GB/s
+    assert took(copy) == pytest.approx(1.8e-3)  # at half of 3,350 GB/s
     assert took(product) == pytest.approx(1 / (0.75 * 989))
-    assert took(reduced) == pytest.approx(2e-3)  # over 450 GB/s
+    assert took(reduced) == pytest.approx(2e-3)  # 900 MB at 450 GB/s
     assert took(attention) == pytest.approx(1 / (0.8 * 1.98 * 132))
     lines = list(
         predicted_steps.report(

@@ -1,4 +1,4 @@
-"""A damaged checkpoint is found, and the one before it is used; other configs are refused."""
+"""A damaged checkpoint is found and the previous checkpoint used; other configs are refused."""
 
 import json
 import os
@@ -88,7 +88,7 @@ NAMES = ["a[1]", 'a"#\n', "exp [v2]", "a*", "a?", "[!a]", "%20", "日本"]
 
 @pytest.mark.parametrize("name", rest_slow(2, NAMES))
 def test_a_checkpoint_is_restored_whatever_the_name_of_its_folder(folder, name):
-    """Orbax reads a path as a glob pattern, and as a pattern ``a[1]`` matches ``a1``."""
+    """Orbax reads a path as a glob pattern. The pattern ``a[1]`` matches the folder ``a1``."""
     for each in ("a1", "ab", name):
         (folder / each).mkdir()
     for sibling in ("a1", "ab"):
@@ -157,7 +157,7 @@ def test_damage_falls_back_to_the_checkpoint_before_it_and_loses_nothing(folder,
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(folder):
-    """A run that begins again would discard its records."""
+    """If the run began again from step 0, it would discard its records."""
     exp, _, abstract, checkpoints = save_some(folder)
     for step in ("2", "3"):
         damage("truncated", checkpoints / step)
@@ -205,7 +205,7 @@ def test_an_interrupted_save_is_no_checkpoint_and_the_step_can_be_saved_again(fo
     exp, state, abstract, checkpoints = save_some(folder)
     (checkpoints / "3").rename(checkpoints / "3.orbax-checkpoint-tmp")
     assert int(restore(folder, exp, abstract)[0].step) == 2
-    assert sorted(os.listdir(checkpoints)) == ["2"]  # the half-written one is deleted
+    assert sorted(os.listdir(checkpoints)) == ["2"]  # the half-written checkpoint 3 is deleted
     with Checkpoints(str(folder / "run"), exp.checkpoint) as again:
         again.save(3, at_step(state, 3), {"config": exp.to_dict()}, None)
     assert int(restore(folder, exp, abstract)[0].step) == 3
@@ -243,7 +243,7 @@ def test_replacing_keeps_the_old_until_the_new_is_whole(folder):
         meta = {"config": exp.to_dict(), "window": {"n": 33}}
         again.replace(3, at_step(state, 33), meta, 1.0)
     assert restore(folder, exp, abstract)[1]["window"] == {"n": 33}
-    (checkpoints / "3").rename(checkpoints / "replaced-3")  # as if killed while replacing
+    (checkpoints / "3").rename(checkpoints / "replaced-3")  # as if killed during replace()
     assert restore(folder, exp, abstract)[1]["window"] == {"n": 33}
 
 

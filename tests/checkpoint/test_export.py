@@ -58,7 +58,7 @@ MODELS: dict[str, tuple[Vocab, dict[str, Any]]] = {
 
 
 def trained(vocab, **changes):
-    """A model with random parameters, which are large enough to affect the outputs."""
+    """Returns a model with random parameters that are large enough to affect the outputs."""
     cfg = tiny.config(vocab_size=len(vocab), **changes)
     params = jax.tree.map(np.asarray, tiny.variables(cfg)["params"])
     parts = ("train", "validate", "evaluate")
@@ -68,12 +68,12 @@ def trained(vocab, **changes):
 
 
 def script(folder):
-    """An object with all that run.py of an exported folder defines, run in this process."""
+    """Runs an exported folder's run.py in this process; returns an object with all its names."""
     return types.SimpleNamespace(**runpy.run_path(str(folder / "run.py")))
 
 
 def logits_of(model, ids, seg_len, mem_len):
-    """The library's own logits of ids [B,S], computed by segments, and the last memory."""
+    """Returns this library's logits for ids [B,S], segment by segment, and the last memory."""
     mems, found, apply = model.model.init_mems(len(ids), mem_len), [], jax.jit(model.model.apply)
     for start in range(0, ids.shape[1], seg_len):
         segment = ids[:, start : start + seg_len]
@@ -83,7 +83,7 @@ def logits_of(model, ids, seg_len, mem_len):
 
 
 def only_what_jax_needs(folder):
-    """A folder for ``PYTHONPATH`` with links to jax and its dependencies; nothing else."""
+    """Links only jax and its dependencies into a folder for ``PYTHONPATH``; returns it."""
     for name in NEEDED:
         package = pathlib.Path(str(importlib.import_module(name).__file__)).parent
         for found in (package, package.with_name(f"{name}.libs")):
@@ -95,7 +95,7 @@ def only_what_jax_needs(folder):
 @pytest.mark.integration
 @pytest.mark.parametrize("name", MODELS)
 def test_run_py_gives_the_logits_of_ten_segments_without_this_library(name, tmp_path):
-    """The tolerance is 1e-5 in float32, and 3e-2 in bfloat16 (8 bits), for logits near 1."""
+    """Logits are near 1. The tolerance is 1e-5 in float32 and 3e-2 in bfloat16 (8 bits)."""
     vocab, changes = MODELS[name]
     model, out, packages = trained(vocab, **changes), tmp_path / "out", tmp_path / "packages"
     model.export(out, **SIZES)
@@ -116,7 +116,7 @@ def test_run_py_gives_the_logits_of_ten_segments_without_this_library(name, tmp_
 @pytest.mark.parametrize("name", ["bytes", "words, adaptive"])
 @pytest.mark.skipif(not OTHERS, reason="TXL_OTHER_JAX names no Python with another jax")
 def test_another_jax_runs_what_this_one_exports_and_the_reverse_if_it_is_older(name, tmp_path):
-    """The other version runs the program and exports it again for this one; tolerance 1e-5."""
+    """Another jax runs the program and exports it again; this jax, if newer, runs that export."""
     vocab, changes = MODELS[name]
     model, out = trained(vocab, **changes), tmp_path / "out"
     model.export(out, **SIZES)
@@ -133,7 +133,7 @@ def test_another_jax_runs_what_this_one_exports_and_the_reverse_if_it_is_older(n
         np.testing.assert_allclose(np.load(files[1]), expected, rtol=0, atol=1e-5)
         other, this = (Version(x) for x in (done.stdout.decode().split()[-1], jax.__version__))
         assert other != this
-        if other > this:  # jax need not read a program of a much newer version
+        if other > this:  # an older jax need not read what a newer one exports
             continue
         assert (out / "logits.jax").read_bytes() != own
         run = script(out)
@@ -143,12 +143,13 @@ def test_another_jax_runs_what_this_one_exports_and_the_reverse_if_it_is_older(n
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A model, its exported folder, and run.py as a module."""
+    """Returns a model, its exported folder, and an object with all names of its run.py."""
     folder = tmp_path_factory.mktemp("exported") / "out"
     model, frames = trained(WORDS, cutoffs=(4, 9)), "jax_traceback_in_locations_limit"
     before = getattr(jax.config, frames)
     try:
-        jax.config.update(frames, 7)  # conftest.py sets 0, which would leave out paths too
+        # conftest.py sets 0. Then programs have no source paths, and a search proves nothing.
+        jax.config.update(frames, 7)
         model.export(folder, **SIZES)
         assert getattr(jax.config, frames) == 7
     finally:
@@ -203,7 +204,8 @@ def test_the_folder_is_a_model_of_the_library_and_names_no_path_of_this_machine(
     model, folder, _ = exported
     jax.tree.map(np.testing.assert_array_equal, txl_jax.load(folder).params, model.params)
     own = str(pathlib.Path(txl_jax.__file__).parents[1]).encode()
-    written = [file for file in folder.iterdir() if file.name != "__pycache__"]  # an import made it
+    # Importing run.py made __pycache__.
+    written = [file for file in folder.iterdir() if file.name != "__pycache__"]
     assert not [file.name for file in written if own in file.read_bytes()]
     assert json.loads((folder / "vocab.json").read_text())["symbols"] == WORDS.symbols
 

@@ -53,7 +53,7 @@ def test_what_is_saved_is_loaded_bit_for_bit(trained, tmp_path):
 def test_a_model_trained_with_scanned_layers_and_a_kernel_is_loaded_without(
     trained, stacked, tmp_path
 ):
-    """The record has the settings of training; loading replaces them, and unstacks parameters."""
+    """config.json has the settings of training. Loading replaces these and unstacks parameters."""
     record = trained.config.to_dict()
     record["model"] |= {"scan_layers": True, "remat": "layer", "kernel": "triton"}
     params = stack_layers(trained.params) if stacked else trained.params
@@ -151,7 +151,7 @@ def test_the_label_of_the_text_has_no_folder_of_the_users_own(trained, tmp_path,
 
 
 class Hub(types.ModuleType):
-    """Takes the place of huggingface_hub; its repositories are local folders."""
+    """A fake module huggingface_hub, whose repositories are local folders."""
 
     def __init__(self, root):
         super().__init__("huggingface_hub")
@@ -201,7 +201,7 @@ def test_what_is_nowhere_is_a_clear_error(hub, tmp_path, monkeypatch):
 
 
 def test_loading_a_workdir_prints_and_logs_nothing(trained_run, capfd, caplog):
-    """Orbax by itself warns about a folder that is opened only for reading."""
+    """Orbax would log a warning when a folder is opened only for reading."""
     txl_jax.load(trained_run.workdir)
     assert capfd.readouterr() == ("", "")
     assert not [record for record in caplog.records if record.levelname != "DEBUG"]

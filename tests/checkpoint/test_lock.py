@@ -24,7 +24,7 @@ with training_lock(sys.argv[1]):
 
 @pytest.fixture
 def other(tmp_path):
-    """Another process that holds the lock."""
+    """Starts another process, which holds the lock of ``tmp_path``."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)],
         stdin=subprocess.PIPE,

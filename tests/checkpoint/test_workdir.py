@@ -1,4 +1,4 @@
-"""Workdirs: a run overwrites no file of the user, and no folder has two models."""
+"""In a workdir, a run overwrites no file of the user, and there are never two models."""
 
 import ast
 import contextlib
@@ -46,7 +46,7 @@ from txl_jax.training.fine_tuning import resolve_experiment
 from txl_jax.training.plan import check_final_outputs
 
 MADE_BY_USE = {CONFIG, MODEL, ".writable", ".lock", ".txl_jax"}
-"""Files that the test of files to overwrite leaves out; other tests below cover them."""
+"""Names that the test of overwritten files leaves out, because other tests cover them."""
 
 
 def contents(folder):
@@ -55,14 +55,14 @@ def contents(folder):
 
 @pytest.fixture(scope="module")
 def claimed(tmp_path_factory):
-    """A folder with a text; and the corpus and the experiment that are made from the text."""
+    """Returns a folder with a text, and the corpus and experiment made from this text."""
     folder = tmp_path_factory.mktemp("claim")
     return (folder, *tiny_runs.corpus_and_experiment(folder))
 
 
 @pytest.fixture(scope="module")
 def trained(trained_run, tmp_path_factory):
-    """The workdir of a finished run."""
+    """Returns the workdir of a finished run."""
     return trained_run.copied(tmp_path_factory.mktemp("trained") / "run")
 
 
@@ -150,7 +150,7 @@ def test_what_a_run_leaves_that_was_killed_at_its_start_is_no_hindrance(claimed,
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / ".writable").touch()
     init_workdir(str(tmp_path), exp, corpus)
-    (tmp_path / "vocab.json").unlink()  # as if killed after writing config.json
+    (tmp_path / "vocab.json").unlink()  # as if the run was killed after writing config.json
     init_workdir(str(tmp_path), exp, corpus)
     assert (tmp_path / "vocab.json").exists()
     assert (tmp_path / "notes.txt").read_text() == "mine"
@@ -172,7 +172,7 @@ def test_modes_that_compare_runs_overwrite_their_own_files_only(trained, tmp_pat
         register_outputs(str(tmp_path), "recl")
     with pytest.raises(WorkdirError, match=r"overwritten: recl\.csv, report\.html\. Name"):
         check_free(str(tmp_path))
-    register_outputs(str(trained), "recl")  # the workdir of a run needs no record
+    register_outputs(str(trained), "recl")  # the workdir of a run needs no .txl_jax
     assert not (trained / ".txl_jax").exists()
 
 
@@ -243,11 +243,11 @@ ODD = {
 }
 """Contents of a config.json or vocab.json that is damaged, or of another program."""
 VALUES = ("wrong value", "NaN", "unknown key")
-"""The contents above that can be read as JSON, but have a setting or value that is refused."""
+"""Keys of ODD whose content can be read, but has an unknown setting or a refused value."""
 
 
 def readers(folder, claimed):
-    """Every way to read a workdir or an exported folder, by name."""
+    """Returns ``{name: function}`` of every way to read a workdir or an exported folder."""
     text, corpus, exp = claimed
     start = override(exp, {"train.start_from": str(folder), "model.vocab_size": None})
     recl = override(ExperimentConfig(), {"recl.models": [f"a={folder}", f"b={folder}"]})
@@ -274,7 +274,7 @@ def test_a_damaged_record_is_one_line_that_names_the_file(
         if name == "vocab.json" and reader in ("page", "train"):
             continue  # these two do not read vocab.json
         if kind in VALUES and reader == "page":
-            continue  # the page shows such values
+            continue  # the report page shows such values
         if form == "exported" and reader in ("train", "export"):
             continue  # refused: an exported model cannot be trained or exported
         with pytest.raises(UserError) as caught:
@@ -288,7 +288,7 @@ def test_a_damaged_record_is_one_line_that_names_the_file(
 
 @pytest.fixture(scope="module")
 def described(claimed, tmp_path_factory):
-    """The folders of a run without checkpoints, and of an exported model without parameters."""
+    """Returns the folders of a run without checkpoints and a model without parameters."""
     _, corpus, exp = claimed
     folder = tmp_path_factory.mktemp("described")
     init_workdir(tiny_runs.claimed(folder / "run", exp, corpus), exp, corpus)
@@ -300,7 +300,7 @@ def described(claimed, tmp_path_factory):
 # The list of the names of all files that a run may write.
 
 ELSEWHERE = None
-"""Marks a path that the user, or the caller of the function, gives."""
+"""Marks a path that the user, or the caller of the writing function, chooses."""
 
 NAMED_BY_HAND = {
     ("analysis/report_page.py", "page"): "report.html",
@@ -333,14 +333,14 @@ NAMED_BY_HAND = {
     ("checkpoint/workdir.py", "str(config)"): "config.json",
     ("parallel/autotuning.py", "file"): "autotuned.json",
 }
-"""Names of written files whose path is no string constant, by module and path expression."""
+"""``{(module, path expression): file name}`` where the code's path is no string constant."""
 
 
 def written_paths():
-    """Module, path expression, and whether it is a figure, of each call that writes a file."""
+    """Yields (module, path expression, whether it is a figure) for each call that writes a file."""
     for file in sorted((ROOT / "txl_jax").rglob("*.py")):
         module = file.relative_to(ROOT / "txl_jax").as_posix()
-        if not module.startswith("data/"):  # the cache of prepared texts is no workdir
+        if not module.startswith("data/"):  # data/ writes the cache of prepared texts, no workdir
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "files":
                     for name in getattr(node.value, "keys", ()):  # the files of an analysis
@@ -354,12 +354,12 @@ def written_paths():
 
 
 def called(node):
-    """The last part of a called function's name."""
+    """Returns the last part of the called function's dotted name."""
     return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
 
 
 def written_path(node):
-    """The argument with the path that a call writes, or ``None`` where it writes none."""
+    """Returns the path argument of a call that writes a file, or ``None`` for another call."""
     name, bare = called(node), isinstance(node.func, ast.Name)
     names = ("atomic_write", "write_json", "write_csv", "write_arrays", "append_new")
     if node.args and (name in names or (name == "append" and bare)):
@@ -371,7 +371,7 @@ def written_path(node):
 
 
 def spelled_out(module, path):
-    """The file name at the end of a path, where it is a constant; else ``None``."""
+    """Returns the file name at the end of a path if the name is a constant, else ``None``."""
     if isinstance(path, ast.Call) and called(path) == "join":
         path = path.args[-1]
     if isinstance(path, ast.Constant):
@@ -385,8 +385,8 @@ def spelled_out(module, path):
 
 
 def test_every_file_that_is_written_is_in_the_list_of_names():
-    """A new call that writes a file fails here until its name is in ``workdir_files.FILES``."""
-    # Libraries write these files, so no call of this package does.
+    """Fails if a new call writes a file whose name is not in ``workdir_files.FILES``."""
+    # Libraries write these files, so no call in this package does.
     seen: set[str | None] = {"checkpoints", ".lock"}
     unknown: list[tuple[str, str]] = []
     for module, path, picture in written_paths():
@@ -418,7 +418,8 @@ def test_what_a_run_wrote_is_no_part_of_the_text_in_its_folder(tmp_path, capsys,
     np.save(tmp_path / "sample.npy", np.arange(30) % 20)
     np.save(tmp_path / "sample.starts.npy", np.array([0, 9]))
     capsys.readouterr()
-    link = tmp_path.with_name(f"{tmp_path.name}-link")  # a message is printed once for each path
+    # A message is printed once per path, so the second reading uses another path.
+    link = tmp_path.with_name(f"{tmp_path.name}-link")
     link.unlink(missing_ok=True)
     link.symlink_to(tmp_path)
     for path in (tmp_path, link):
@@ -428,7 +429,7 @@ def test_what_a_run_wrote_is_no_part_of_the_text_in_its_folder(tmp_path, capsys,
         assert "left out sample." in capsys.readouterr().err
         init_workdir(str(tmp_path), exp, again)  # as the repeated command does
     (tmp_path / CONFIG).write_text('{"model_type": "gpt2"}')  # a config of another program
-    (tmp_path / "sample.starts.npy").unlink()  # not allowed beside several arrays
+    (tmp_path / "sample.starts.npy").unlink()  # a file of starts is refused beside several arrays
     assert corpus_from_config(exp.data).source_hash != corpus.source_hash
 
 
@@ -444,7 +445,7 @@ def test_a_run_in_the_folder_of_its_text_is_repeated(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_stored_path_is_right_in_another_folder(tmp_path, monkeypatch):
-    """Relative paths of data, start_from and prompts are stored as absolute ones."""
+    """Relative paths of data, start_from and prompts are stored as absolute paths."""
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     for folder in (here, elsewhere):
         folder.mkdir()

@@ -12,7 +12,7 @@ from txl_jax.command_line import command_for, command_with, typed_command
 
 @pytest.fixture
 def typed(monkeypatch):
-    """A function that pretends a command was typed, given interpreter words and arguments."""
+    """A function that pretends the user typed a command: interpreter words, then arguments."""
     monkeypatch.delenv("TXL_LAUNCHED_BY", raising=False)
 
     def typed(before, *arguments, **variables):

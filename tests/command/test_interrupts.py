@@ -19,12 +19,12 @@ except BaseException:
     pass
 raise SystemExit(7)
 """
-"""A module that gets Ctrl-C while it runs and ignores it, as parts of NumPy and JAX may."""
+"""A module that gets Ctrl-C while Python runs it and ignores it, as parts of NumPy and JAX can."""
 
 
 @pytest.fixture(autouse=True)
 def ctrl_c_as_in_a_terminal():
-    """Restores Ctrl-C, which background jobs of a shell, and programs they start, ignore."""
+    """Enables Ctrl-C, which a shell's background jobs, and the programs they start, ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

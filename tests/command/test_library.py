@@ -363,7 +363,7 @@ SMALL = {"train.steps": 6, "train.eval_every": 3, "checkpoint.every": 3}
 
 
 def state_of_the_process():
-    """Returns the state of the process that a command changes and the library must not change."""
+    """Returns the state of the process that a command changes, but the library must restore."""
     return {
         "handlers": [signal.getsignal(n) for n in signal.valid_signals()],
         "loggers": [(x.handlers[:], x.level, x.propagate) for x in LOGGERS],

@@ -1,4 +1,4 @@
-"""The command line: its modes, and the exact text of errors, which come before any change."""
+"""The command line: its modes, and its error messages, which come before it changes any file."""
 
 import json
 import pathlib
@@ -115,7 +115,7 @@ echo "${COMPREPLY[@]}"
     ),
 )
 def test_bash_completes_flags_and_values_as_they_are_typed(typed, completions, tmp_path):
-    """For completions, bash runs the first word of the line, here a script of this test."""
+    """To complete a line, bash runs the line's first word, which here is a script of this test."""
     program = tmp_path / "txl"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{CONSOLE}" "$@"\n')
     program.chmod(0o755)
@@ -130,7 +130,7 @@ AUTO = {"model.dtype": "auto", "model.scan_layers": "auto"}
 @pytest.mark.integration
 @pytest.mark.parametrize("seeds", rest_slow(1, [1, 2]))
 def test_a_run_goes_on_by_its_folder_alone(seeds, tmp_path):
-    """The device chooses dtype and scanning of layers, and config.json stays the same."""
+    """With ``auto``, the device decides dtype and scanned layers; config.json stays the same."""
     config = tiny_runs.write_config(tmp_path, **{**AUTO, "train.num_seeds": seeds})
     one, two = tmp_path / "one", tmp_path / "two"
     assert call(f"--config={config}", f"--workdir={one}").returncode == 0

@@ -31,7 +31,7 @@ NOBODY = "~no_such_user_here"
 
 @pytest.fixture
 def refused(capsys, monkeypatch):
-    """A function that runs a command in this process, which must fail; returns its one line."""
+    """A function that runs a command here, asserts that it fails, and returns its error line."""
 
     def run(*arguments, call=None):
         monkeypatch.setattr(main, "_overrides", {})
@@ -256,7 +256,7 @@ def test_python_reads_the_names_of_arguments_and_the_command_those_of_flags(refu
 
 
 def test_no_message_of_the_library_spells_a_flag():
-    """Messages take flags from ``argument``; only modules of the command write them out."""
+    """Messages get a flag's spelling from ``argument``; only the command's modules spell flags."""
     commands = ("main", "modes", "usage", "command_line", "__main__", "machines", "processes")
     package = pathlib.Path(main.__file__).parent
     for path in sorted(package.rglob("*.py")):

@@ -59,7 +59,7 @@ def documented_classes():
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory):
-    """Objects of the classes whose ``repr`` is tested, by class; settings are not among them."""
+    """One object of each class whose ``repr`` is tested, by class; without classes of settings."""
     folder = tmp_path_factory.mktemp("reprs")
     exp = tiny_runs.experiment(folder, **{"model.n_layer": 3, "train.steps": 50})
     corpus = corpus_from_config(exp.data)

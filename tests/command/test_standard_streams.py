@@ -18,7 +18,7 @@ from txl_jax import standard_streams
 
 @pytest.fixture(scope="module")
 def trained(trained_run, tmp_path_factory):
-    """A folder with a text and ``run``, the workdir of an uninterrupted run; and its config."""
+    """A folder with a text and ``run``, the workdir of a finished run; and that run's config."""
     folder = tmp_path_factory.mktemp("streams")
     shutil.copy(trained_run.folder / "text.txt", folder)
     trained_run.copied(folder / "run")

@@ -1,4 +1,4 @@
-"""Random values of random settings are refused in one line, or JAX can trace their programs."""
+"""Random settings are either refused by an error of one line, or JAX can trace their programs."""
 
 import draw_settings
 import pytest

@@ -1,7 +1,8 @@
 """Settings, size, header and smoke run of every shipped config are as expected.
 
-``golden/defaults.json`` holds the default of every setting; one file per experiment holds the
-settings that differ. After a change of a config or a default, rewrite them and read their diff:
+``golden/defaults.json`` holds the default of every setting. Another file per experiment holds the
+settings that differ from the defaults. After you change a config or a default, rewrite these files
+and read their diff:
 
     PYTHONPATH=tests/helpers python tests/config/test_recipes.py
 """
@@ -41,7 +42,7 @@ OWN_SIZE |= {
 
 
 def variants() -> dict[str, tuple[pathlib.Path, str]]:
-    """Returns the file and the variant of every experiment in ``configs/``, by its name."""
+    """Returns ``{name: (file, variant)}`` of all experiments in ``configs/``."""
     found: dict[str, tuple[pathlib.Path, str]] = {}
     for path in CONFIGS:
         rows = config_rows(str(path))
@@ -55,14 +56,14 @@ VARIANTS = variants()
 
 
 def load(name, smoke=False, **overrides):
-    """The experiment of that name, or its smoke variant."""
+    """Returns the experiment ``name``, or its smoke variant."""
     path, row = VARIANTS[name]
     variant = "-".join(filter(None, (row, "smoke" if smoke else "")))
     return txl_jax.load_config(f"{path}:{variant}" if variant else str(path), overrides)
 
 
 def golden_files() -> dict[str, dict[str, object]]:
-    """Returns the contents of every golden file by its name: defaults, or differences from them."""
+    """Returns ``{name: settings}`` of the golden files: defaults, or differences from them."""
     defaults = flatten(ExperimentConfig().to_dict())
     resolved = {name: flatten(load(name).to_dict()) for name in VARIANTS}
     differences = {
@@ -100,7 +101,7 @@ def test_configs_of_other_texts_have_a_state(name):
 
 
 def state_shapes(exp):
-    """Shapes of the whole training state; nothing is allocated."""
+    """Returns the shapes of the training state's arrays, without allocating the arrays."""
     model = txl_jax.TransformerXL(exp.model)
     optimizer = make_optimizer(exp)
     return jax.eval_shape(lambda: init_state(exp, model, optimizer))
@@ -219,14 +220,14 @@ WORDS = [a + b for a in ("the", "cat", "saw", "red", "dog", "ran") for b in ("",
 
 
 def lines(n, seed) -> str:
-    """n lines of 6 words each; if n is at least 8, each of the 48 words occurs."""
+    """Returns n lines of 6 words. If n is at least 8, each of the 48 words occurs."""
     rng = random.Random(seed)
     words = WORDS + rng.choices(WORDS, k=max(0, 6 * n - len(WORDS)))
     return "".join(" ".join(words[6 * i : 6 * i + 6]) + "\n" for i in range(n))
 
 
 def write_corpus(name, folder: pathlib.Path) -> str:
-    """Writes a small corpus in the form of the published files; returns its ``data.path``."""
+    """Writes a small corpus in the format of the published files; returns its ``data.path``."""
     folder.mkdir()
     if name == "enwik8":
         (folder / "enwik8").write_text("The page\n" + lines(200, 0))

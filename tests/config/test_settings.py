@@ -43,7 +43,10 @@ MD5 = "md5:" + "0" * 32
 
 @pytest.fixture
 def config_file(tmp_path):
-    """A function that writes a config file, given the lines of ``get_config``; returns its path."""
+    """Returns a function that writes a config file and returns its path.
+
+    The function's arguments are the lines of ``get_config``.
+    """
 
     def write(*lines, args="", name="config.py"):
         path = tmp_path / name
@@ -55,7 +58,7 @@ def config_file(tmp_path):
 
 
 def build(**dotted):
-    """Returns the default experiment with overrides; ``__`` in a keyword is the dot of its key."""
+    """Returns the default experiment with overrides; ``__`` in a keyword stands for a dot."""
     nested: dict[str, object] = {}
     set_all(nested, {key.replace("__", "."): value for key, value in dotted.items()})
     return ExperimentConfig.from_dict(nested)
@@ -68,7 +71,7 @@ def refusal(**dotted):
 
 
 def leaves(cls=ExperimentConfig, prefix=""):
-    """``(dotted key, type)`` of every setting."""
+    """Yields ``(dotted key, type)`` of every setting."""
     for name, hint in typing.get_type_hints(cls).items():
         if dataclasses.is_dataclass(hint):
             yield from leaves(hint, f"{prefix}{name}.")
@@ -104,7 +107,7 @@ def test_unknown_key_is_refused_and_the_nearest_named(key, nearest):
         ("logdir", "docs/settings.md lists the keys of model, data, loss"),
         ("data.text_column", "the nearest key is 'data.field'"),
         ("optimizer.beta1", "the nearest key is 'optimizer.b1'"),
-        ("recl.groups", "the keys of recl are models, shares"),  # not speed.rounds
+        ("recl.groups", "the keys of recl are models, shares"),  # not the similar speed.rounds
         ("train.batchsize", "the nearest key is 'train.batch_size'"),
     ],
 )
@@ -208,7 +211,7 @@ ATTENTION = (
 )
 def test_wrong_type_is_refused_with_key_value_and_type(key, value, rule):
     message = refusal(**{key: value})
-    # The message that lists the corpora is compared only up to the list, which may grow.
+    # One message ends with the list of corpora. That list can grow, so it is not compared.
     same = message.startswith if rule.endswith(" ") else message.__eq__
     assert same(f"config key {key} = {rule}")
 
@@ -453,7 +456,7 @@ def test_value_out_of_range_is_refused_with_its_rule(key, value, rule):
 
 
 def bounds_of(kinds, cls=ExperimentConfig, prefix=""):
-    """``(dotted key, type, largest value)`` of settings whose type or item type is in ``kinds``."""
+    """Yields ``(key, type, largest value)`` of settings with a type or item type in ``kinds``."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         hint, key = hints[field.name], prefix + field.name
@@ -468,7 +471,7 @@ INTEGERS = list(bounds_of({int}))
 
 
 def with_item(hint, value):
-    """The value, or the list (2, value) if the setting is a list."""
+    """Returns the value, or (2, value) if ``hint`` is the type of a list."""
     return (2, value) if typing.get_origin(hint) is tuple else value
 
 
@@ -487,7 +490,7 @@ def test_a_probability_that_float32_rounds_to_1_is_refused(key):
 
 
 def test_large_settings_of_real_use_are_accepted():
-    """The settings are a memory of 64k, a vocabulary of a million, 96 layers, and a long run."""
+    """The settings have a memory of 64k, a vocabulary of a million, 96 layers and many steps."""
     large = {
         "seed": 2**32 - 1,
         "model.vocab_size": 1_000_000,
@@ -988,7 +991,10 @@ def test_a_file_names_only_what_differs_and_overrides_win(config_file):
     ],
 )
 def test_an_override_replaces_a_stored_alternative(stored, given, config_file):
-    """The alternative is stored in a run or config file; an override ``none`` replaces nothing."""
+    """Alternatives are settings of which one is used, such as ``prompt`` and ``prompt_file``.
+
+    ``stored`` comes from a run or a config file. An override with ``none`` changes nothing.
+    """
     defaults = flatten(ExperimentConfig().to_dict())
     run = override(ExperimentConfig(), stored)
     path = config_file(f"return ml_collections.ConfigDict({run.to_dict()!r})")
@@ -1130,7 +1136,7 @@ def test_long_values_and_keys_are_shortened(config_file):
             load_config(path, overrides)
         message = str(error.value)
         assert "characters left out]" in message
-        assert len(message) < 600  # one message lists the keys of a section
+        assert len(message) < 600  # the longest message lists all keys of a section
         assert message.startswith(("config key ", "unknown config key "))
     with pytest.raises(ConfigError) as error:
         load_config(f"{path}:{'x' * 5000}")
@@ -1146,7 +1152,7 @@ def test_long_values_and_keys_are_shortened(config_file):
 
 
 def all_settings(cls=ExperimentConfig, prefix=""):
-    """Key, type and field of every setting."""
+    """Yields (dotted key, type, dataclass field) of every setting."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         hint, key = hints[field.name], prefix + field.name
@@ -1157,7 +1163,7 @@ def all_settings(cls=ExperimentConfig, prefix=""):
 
 
 def test_every_setting_of_text_says_whether_it_names_a_path():
-    """Text is declared by ``file_path`` or ``free_text``; exports leave out the file paths."""
+    """``file_path`` or ``free_text`` declares a text setting; exports leave out the file paths."""
     texts = {key: field for key, hint, field in all_settings() if _holds_text(hint)}
     assert {"data.path", "recl.models", "train.start_from", "generate.prompt"} <= texts.keys()
     undeclared = [key for key, field in texts.items() if "path" not in field.metadata]
@@ -1306,7 +1312,7 @@ def test_all_settings_are_listed_with_type_default_rule_and_one_sentence():
 
 
 def values(section, prefix=""):
-    """Keys and values of a settings class, from its own fields."""
+    """Yields (dotted key, value) from the fields of a settings class and of its sections."""
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if dataclasses.is_dataclass(value):
@@ -1349,7 +1355,7 @@ def test_every_setting_is_documented_in_one_sentence(setting):
 
 
 def write_package(folder, seg_len):
-    """Writes a package with a base config and one that imports it; returns the latter's path."""
+    """Writes a package with a base config and a config that imports it; returns the second path."""
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("")
     (folder / "inner").mkdir()
@@ -1366,7 +1372,7 @@ def write_package(folder, seg_len):
 
 
 def test_a_file_of_a_package_imports_its_neighbours_from_any_folder(tmp_path, monkeypatch):
-    """This also holds if two packages have the same names, and after an edit of the base."""
+    """The import works with two packages of the same name, and after an edit of the base config."""
     one, two = (write_package(tmp_path / part / "configs", n) for part, n in (("a", 16), ("b", 32)))
     before = set(sys.modules)
     for _ in range(2):

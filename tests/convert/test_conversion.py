@@ -1,4 +1,4 @@
-"""The convert command: files of other programs become a usable workdir; export and back."""
+"""The convert command makes a workdir from other programs' files; exported models convert back."""
 
 import json
 import os
@@ -82,7 +82,8 @@ def test_the_workdir_has_parameters_vocabulary_and_protocol_of_the_source(files)
     assert trained.vocab.symbols == SYMBOLS
     want = convert.params_from_pytorch(foreign_states.pytorch(model), model)
     assert_same(trained.params, want)
-    assert trained.config.model.matmul_precision == "highest"  # scores are those of the source
+    # With this precision, scores equal those of the source program.
+    assert trained.config.model.matmul_precision == "highest"
     e = trained.config.evaluate
     assert (e.seg_len, e.mem_len, e.context_len, e.first_memory) == (8, 12, 0, "empty")
     record = json.loads((files / "run" / "config.json").read_text())
@@ -157,7 +158,10 @@ def huggingface(folder, **config):
 
 
 def in_shards(folder, name, index):
-    """Replaces state.safetensors by two files with names of the form ``name``, and an index."""
+    """Replaces state.safetensors by two shards and their index; returns the first shard.
+
+    ``name`` is the pattern of the shards' names, with ``{}`` for the number.
+    """
     state = load_file(str(folder / "state.safetensors"))
     os.remove(folder / "state.safetensors")
     weight_map = {key: name.format(n % 2 + 1) for n, key in enumerate(state)}
@@ -473,7 +477,7 @@ sys.exit(main(sys.argv[1:]))
         cwd=ROOT,
         timeout=300,
         check=False,
-        # JAX warns of a program that it cannot cache, if compiling took long
+        # JAX caches programs that take long to compile. This would fail here and print a warning.
         env={**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"},
     )
     assert done.returncode == 2, done.stderr

@@ -56,7 +56,7 @@ def sharded(folder, index, shards=SHARDS):
 
 def test_the_shards_of_an_index_are_read_as_one_state(tmp_path):
     assert_state(files.read(sharded(tmp_path, WEIGHTS)).tensors)
-    for shard in SHARDS:  # a shard may be named in place of its index
+    for shard in SHARDS:  # naming a shard also reads the other shards
         assert_state(files.read(str(tmp_path / shard)).tensors)
 
 
@@ -130,7 +130,7 @@ def test_what_cannot_be_a_state_is_refused(tmp_path, name, message):
 
 
 def test_a_missing_torch_is_named_with_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises ImportError
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing torch now raises ImportError
     (tmp_path / "state.pt").write_bytes(b"x")
     with pytest.raises(
         ModelFormatError, match=r"needs torch; run pip install 'txl_jax\[convert-torch\]'"
@@ -196,7 +196,7 @@ def test_torch_states_are_read_as_float32(torch, tmp_path):
 
 
 def nvidia_vocab():
-    """A module and a vocabulary object in it, with the names that NVIDIA's checkpoints have."""
+    """Returns a module and an object of its class Vocab, named as in NVIDIA's checkpoints."""
     module = types.ModuleType("utils.vocabulary")
     module.Vocab = type("Vocab", (), {"__module__": "utils.vocabulary"})  # type: ignore[attr-defined]
     vocab = module.Vocab()

@@ -1,6 +1,6 @@
-"""The other programs load the models written for them, and give the same losses within 1e-5.
+"""Other programs load the models written for them, and compute the same losses within 1e-5.
 
-Skipped without torch or a program's code, see ``helpers/original_programs.py``.
+Tests are skipped without torch or the program's code; see ``helpers/original_programs.py``.
 """
 
 import dataclasses
@@ -21,12 +21,15 @@ from txl_jax.data.vocab import Vocab
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("float32_products")]
 
-TOLERANCE = 1e-5  # float32 sums in another order round differently
+TOLERANCE = 1e-5  # programs sum in another order, so float32 rounds differently
 OTHERS = RECORDED / "others"
 
 
 def written(cfg, params, args, folder, to):
-    """Writes a model with the lengths of ``args`` for the program ``to``; returns the folder."""
+    """Writes a model for the program ``to``; returns the folder.
+
+    ``args`` gives the lengths of segments, memory and context.
+    """
     lengths = {"seg_len": args.get("tgt_len", 5), "mem_len": args["mem_len"]}
     lengths["context_len"] = args.get("ext_len", 0)
     settings: dict = {section: lengths for section in ("train", "validate", "evaluate")}
@@ -77,7 +80,7 @@ def test_huggingfaces_library_loads_a_recorded_model(path, tmp_path):
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory):
-    """A model of words with an adaptive softmax, trained here."""
+    """Returns a word model with an adaptive softmax that this project trained."""
     folder = tmp_path_factory.mktemp("words")
     model = {"cutoffs": (4, 9), "div_val": 2, "tie_projs": (False, True, True), "clamp_len": 20}
     changes = {f"model.{key}": value for key, value in model.items()}
@@ -94,7 +97,7 @@ def test_a_model_trained_here_has_its_losses_there(of, to, trained_run, words, t
     tokens = np.asarray(trained.vocab.encode(tiny_runs.text(40, seed=1)))[:98].reshape(2, 49)
     segments = [(tokens[:, s : s + 16], tokens[:, s + 1 : s + 17]) for s in (0, 16, 32)]
     mems = trained.model.init_mems(2, trained.config.evaluate.mem_len)
-    if to == "huggingface":  # its memory starts as zeros that are attended to
+    if to == "huggingface":  # its first memory is zeros, and queries attend to them
         mems = mems.replace(filled=np.full_like(mems.filled, mems.mem_len))
     for got, (inputs, targets) in zip(
         original_programs.losses(to, theirs, segments), segments, strict=True

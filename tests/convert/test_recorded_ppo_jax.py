@@ -1,8 +1,9 @@
 """Outputs, gradients, steps and stored states equal those of ``transformerXL_PPO_JAX``.
 
-The recordings hold its parameters (N(0, 0.2)), a memory, a window of observations and its results
-(``recorded/ppo_jax``, and any others in the shared folder). The test itself applies the observation
-encoder, a dense layer. Tolerance: 1e-5 of the largest entry, float32.
+Each recording holds that program's parameters (drawn from N(0, 0.2)), a memory, a window of
+observations and the program's results. Recordings are in ``recorded/ppo_jax`` and, if there, in the
+shared folder. The test itself applies the observation encoder, which is a dense layer. Tolerance:
+1e-5 of the largest entry, in float32.
 """
 
 import functools
@@ -45,7 +46,7 @@ class Recorded:
         return {k[len(prefix) :]: v for k, v in self.arrays.items() if k.startswith(prefix)}
 
     def outputs(self, params, obs):
-        """The outputs of the window, from parameters in the other program's layout."""
+        """Returns the outputs of the window, from parameters in the other program's layout."""
         embedded = obs @ params["encoder/kernel"] + params["encoder/bias"]
         variables = {"params": params_from_ppo_jax(params, self.cfg)}
         begins = self.arrays["begins"]
@@ -77,7 +78,8 @@ def test_outputs_and_gradients_of_a_window_are_the_recorded_ones(name):
     assert of_params.keys() == want.keys()
     largest = max(np.abs(x).max() for x in want.values())
     for key, value in want.items():
-        if key.endswith("key/bias"):  # cancels in the softmax; recorded values are rounding errors
+        # The bias of keys cancels in the softmax. Its recorded gradient is only rounding errors.
+        if key.endswith("key/bias"):
             assert np.abs(value).max() < TOLERANCE * largest
             assert not np.asarray(of_params[key]).any()
         else:

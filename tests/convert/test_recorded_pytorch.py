@@ -1,8 +1,8 @@
 """Losses, memories, gradients and parameter counts equal those of the published PyTorch code.
 
-The fixtures hold its parameters, inputs and results (``recorded/README.md``): sixteen core models
-in ``recorded/published/``, models with more options in ``recorded/``, and any others in the shared
-folder. Tolerance: 1e-5, float32.
+Each recording holds parameters, inputs and results of that code (``recorded/README.md``). Sixteen
+core models are in ``recorded/published/``, and models with more options in ``recorded/``. There can
+be more in the shared folder. Tolerance: 1e-5, in float32.
 """
 
 import jax
@@ -28,7 +28,7 @@ def test_the_recordings_of_this_repository_are_found():
 
 
 def models():
-    """Every recording; those that are not in ``CORE`` are integration tests."""
+    """Returns every recording; tests of recordings outside ``CORE`` are integration tests."""
     rest = lambda name, where: where != "published" or name not in CORE
     mark = lambda *which: [pytest.mark.integration] if rest(*which) else []
     return [pytest.param(*which, marks=mark(*which)) for which in recordings()]
@@ -71,7 +71,7 @@ def assert_close(got, want, what):
 
 
 def assert_memories_equal(mems, recorded, n_layer, i):
-    """The recorded memory of a layer is [filled,B,D]; a memory after that of layer L is unused."""
+    """A layer's recorded memory is [filled,B,D]; entries after the last layer are unused."""
     assert (len(recorded) >= n_layer) == (mems.mem_len > 0)
     for n in range(n_layer if mems.mem_len else 0):
         want = recorded[str(n)]
@@ -116,7 +116,7 @@ PUBLISHED_SHAPES = {
     "lm1b_base_tf": shape(*LM1B_BASE, **TF_LM1B),
     "lm1b_large_tf": shape(*LM1B_LARGE, **TF_LM1B),
 }
-"""Shapes of the published programs' recipes, whose parameter counts are in RESULTS.md."""
+"""Model shapes of the published programs' recipes; RESULTS.md has their parameter counts."""
 
 
 @pytest.mark.integration

@@ -1,7 +1,7 @@
 """Losses and memories equal those of the authors' TensorFlow code and Hugging Face's TransfoXL.
 
-``recorded/others`` holds their variables, inputs and results (see its README). Both programs
-begin with a memory of zeros, to which queries attend. Tolerance: 1e-5, float32.
+``recorded/others`` holds both programs' variables, inputs and results (see its README). Both
+programs begin with a memory of zeros, and queries attend to it. Tolerance: 1e-5, in float32.
 """
 
 import json

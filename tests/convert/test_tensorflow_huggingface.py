@@ -1,8 +1,8 @@
 """TF's and Hugging Face's layouts convert to the same parameters as the PyTorch layout.
 
-The states are not from real checkpoints: ``foreign_states.py`` writes them in the layouts of those
-programs. Other tests compare the PyTorch layout with recorded numbers. The softmax must agree with
-the formulas of those programs.
+The states are not from real checkpoints: ``foreign_states.py`` makes them in each program's layout.
+Other tests compare the PyTorch layout with recorded numbers. The softmax must agree with the
+formulas of TF's and Hugging Face's programs.
 """
 
 import foreign_states
@@ -54,7 +54,7 @@ def assert_equal(got, want):
 
 
 def without_missing_projections(cfg, state):
-    """A PyTorch state without the projections that TF leaves out."""
+    """Returns a PyTorch state without the projections that TF does not have."""
     drop = () if cfg.proj_same_dim else ("word_emb.emb_projs.0", "crit.out_projs.0")
     return {name: array for name, array in state.items() if name not in drop}
 
@@ -96,9 +96,10 @@ def log_softmax(x):
 
 
 def adaptive_nll(h, targets, ends, weights, biases, projections, cluster):
-    """The formula that both programs have: tail i's logit is column ends[1] + i - 1 of the head.
+    """Returns the losses by both programs' formula for an adaptive softmax.
 
-    ``projections`` are [d_i,D] or None. ``cluster`` has the tails' weight and bias in the head.
+    Tail i's logit is column ends[1] + i - 1 of the head. ``projections`` are [d_i,D] or None.
+    ``cluster`` is the weight and the bias of the tails' columns in the head.
     """
     into = lambda h, p: h if p is None else h @ p.T
     head_weight = np.concatenate([weights[0], cluster[0]])
@@ -178,7 +179,7 @@ def test_tensorflows_flags():
             "init_std": 0.005,
             "tgt_len": 5,
             "mem_len": 5,
-            "cutoffs": [0, 7, 15, 23],  # corpus-info.json includes 0 and V
+            "cutoffs": [0, 7, 15, 23],  # as in corpus-info.json, with 0 and V
         }
     )
     assert (cfg.dropout, cfg.dropatt, cfg.clamp_len) == (0.2, 0.0, 9)

@@ -1,6 +1,6 @@
 """A model that was read is written again with the same arrays, names, shapes and arguments.
 
-In test_original_programs.py the other programs load the files.
+test_original_programs.py tests that the other programs load such files.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ def test_a_recorded_pytorch_model_goes_out_as_it_came_in(name, where):
     params = convert.params_from_pytorch(state, cfg)
     assert_equal_bits(convert.params_to_pytorch(params, cfg, impl=impl), state)
     lengths = {key: args[key] for key in LENGTHS}
-    if cfg.untie_r:  # untie_r was added to the code for the recording
+    if cfg.untie_r:  # the authors' code has no untie_r; the recording added it
         with pytest.raises(ModelFormatError, match=r"untie_r = True: the authors' PyTorch code"):
             convert.config_to_pytorch(cfg, **lengths, impl=impl)
     else:
@@ -188,7 +188,7 @@ def test_a_projection_that_is_missing_nowhere_is_no_reason_to_refuse():
 
 @pytest.mark.parametrize("to", ["pytorch", "nvidia", "huggingface"])
 def test_a_setting_that_no_program_is_known_to_have_is_refused_unless_it_is_the_default(to):
-    """So a new setting of models, even one without parameters, is not lost silently in writing."""
+    """Writing never loses a new model setting silently, not even one without parameters."""
 
     @dataclasses.dataclass(frozen=True)
     class Wider(txl_jax.TransformerXLConfig, key="model"):
@@ -211,7 +211,7 @@ def test_the_settings_that_are_written_or_need_not_be_exist():
 
 @pytest.fixture
 def workdir(tmp_path):
-    """The workdir of a converted model of words, with the lengths of ``ARGS``."""
+    """Returns the workdir of a converted word model, with the lengths of ``ARGS``."""
     prepare(tmp_path)
     run = str(tmp_path / "run")
     source, vocab = str(tmp_path / "state.safetensors"), str(tmp_path / "vocab.txt")
@@ -255,12 +255,13 @@ def test_a_huggingface_folder_is_converted_back_as_it_is(workdir, tmp_path):
     back = txl_jax.load(again)
     assert back.vocab == trained.vocab
     ties = dataclasses.replace(trained.config.model, tie_projs=(False, False, False))
-    assert back.config.model == ties  # has the same effect as (False,)
+    assert back.config.model == ties  # three times False has the same effect as (False,)
     jax.tree.map(np.testing.assert_array_equal, back.params, trained.params)
 
 
 def test_a_refused_model_and_a_folder_with_something_in_it_leave_all_as_it_is(workdir, tmp_path):
-    assert main([workdir, "--to=nvidia", str(tmp_path / "out")]) == 2  # same_length = 'pytorch'
+    # The model has same_length = 'pytorch', which NVIDIA's code does not have.
+    assert main([workdir, "--to=nvidia", str(tmp_path / "out")]) == 2
     assert not (tmp_path / "out").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
@@ -296,7 +297,7 @@ def test_a_model_trained_here_comes_back_with_its_losses(trained_run, tmp_path, 
     done = command(trained_run.workdir, f"--to={to}", out)
     assert (done.returncode, done.stdout) == (0, f"step 12 is in {out}, for {to}\n"), done.stderr
     own = () if to == "huggingface" else (f"--args={out / 'args.json'}", f"--format={to}")
-    own = (*own, "--config.mesh.data=1")  # as in training: more devices would round differently
+    own = (*own, "--config.mesh.data=1")  # one device, as in training: more round differently
     done = command(out, *own, f"--vocab={out / 'vocab.json'}", f"--workdir={again}")
     assert done.returncode == 0, done.stderr
     want, got = txl_jax.load(str(trained_run.workdir)), txl_jax.load(str(again))

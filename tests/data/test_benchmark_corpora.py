@@ -1,4 +1,4 @@
-"""Benchmark corpora: every published form gives the authors' ids; other data is recognised."""
+"""Every published form of a benchmark corpus gives the authors' ids; other data is labelled."""
 
 import hashlib
 import io
@@ -109,13 +109,13 @@ def test_enwik8_protocol_is_the_authors_unless_named_and_they_share_no_cache(tmp
 
 
 def as_numbers(part: bytes) -> bytes:
-    """The bytes as the authors' preparation writes them: numbers, and line feeds."""
+    """Returns bytes as the authors' script writes them: as numbers, except for line feeds."""
     return " ".join("\n" if v == 10 else str(v) for v in part).encode()
 
 
 @pytest.mark.parametrize("protocol", ["authors", "bytes"])
 def test_enwik8_is_the_same_from_every_form(tmp_path, protocol):
-    raw = wiki_bytes(600_000)  # its numbers fill several blocks
+    raw = wiki_bytes(600_000)  # written as numbers, it fills several blocks
     parts = {"train": raw[:540_000], "valid": raw[540_000:570_000], "test": raw[570_000:]}
     forms = {
         "file": tmp_path / "a" / "enwik8",
@@ -225,7 +225,7 @@ def test_wikitext_2_as_published(tmp_path):
     text = (folder / "wiki.test.tokens").read_text()
     assert corpus.vocab.decode(corpus.test).split() == text.split()
     assert corpus.info["lines"]["test"] == 4358
-    assert "not the published data" in corpus.info["label"]  # train is the valid file
+    assert "not the published data" in corpus.info["label"]  # train is a link to the valid file
 
 
 def test_wikitext_vocabulary_is_of_training_for_103_and_of_all_for_2(tmp_path):
@@ -276,7 +276,7 @@ def test_published_files_with_other_counts_are_refused(tmp_path, monkeypatch):
 
 
 def test_the_counts_are_told(tmp_path, capsys):
-    say_once.cache_clear()  # other tests print the same text
+    say_once.cache_clear()  # otherwise a text that another test printed is not printed again
     load_corpus("wt2", write_folder(tmp_path / "t", "{}.txt", WIKI), cache_dir=tmp_path)
     told = capsys.readouterr().err
     assert (
@@ -340,7 +340,7 @@ def test_the_double_protocol_of_lm1b_is_tfs_stream(tmp_path):
         [1, 0, 1, 1],
     ]
     assert ids(corpus.valid) == ids(corpus.test) == [[1, 0, 3, 1, 1], [1, 4, 4, 2, 1, 1]]
-    text = [1, 0, 4, 1, 1, 6, 2, 5, 1, 1, 4, 0, 3, 1, 1, 0, 1]  # by hand; then follows one more <S>
+    text = [1, 0, 4, 1, 1, 6, 2, 5, 1, 1, 4, 0, 3, 1, 1, 0, 1]  # by hand, without the last <S>
     assert flat_tokens(corpus.train).tolist() == [*text, 1]
     assert corpus.info["tokens"] == {"train": 17, "valid": 9, "test": 9}
     assert corpus.info["protocol"]["protocol"] == "double"
@@ -353,7 +353,7 @@ def test_the_double_protocol_of_lm1b_is_tfs_stream(tmp_path):
 
 
 def slow_tf_stream(text: bytes, symbols: list[str]) -> list[int]:
-    """``encode_sents`` of TF's code with ``add_double_eos``, the ids of all sentences joined."""
+    """Returns the ids from TF's ``encode_sents`` with ``add_double_eos``, all sentences joined."""
     stream = []
     for line in text.decode().split("\n"):
         for word in ["<S>", *line.strip(" ").split(" "), "<S>"]:
@@ -426,7 +426,7 @@ def test_a_raw_file_is_downloaded_once_and_checked(name, tmp_path, served, monke
     )
     assert not files_in(tmp_path / "c")
     publish(monkeypatch, name, md5={name: md5})
-    # the counts of such a file are not the published ones
+    # The md5 now agrees with the published one, but the token counts do not.
     assert "though its files are the published ones" in refused(load)
     monkeypatch.setattr(prepare, "_wrong_counts", lambda *args: [])
     assert load().info["published"] is True

@@ -37,7 +37,7 @@ def folders(cache: Path) -> list[Path]:
 
 
 def text_of(corpus) -> str:
-    """All three splits, decoded."""
+    """Returns the decoded text of all three splits, one after another."""
     whole = np.concatenate([flat_tokens(getattr(corpus, split)) for split in SPLITS])
     return corpus.vocab.decode(whole)
 
@@ -319,7 +319,7 @@ def test_a_damaged_file_is_found_and_the_corpus_prepared_again(book, tmp_path, n
     load_corpus("text", book, vocab="char", cache_dir=cache)
     (folder,) = folders(cache)
     good = {path.name: path.read_bytes() for path in folder.iterdir()}
-    if name == "corpus.json":  # it has the hashes of the other files, none of its own
+    if name == "corpus.json":  # it holds hashes of the other files, but not its own
         (folder / name).write_text("{" if how == "truncated" else "[]")
     else:
         damage(folder / name, how)
@@ -391,12 +391,12 @@ def test_text_that_is_not_utf8_needs_bytes_and_says_that_it_has_them(tmp_path, c
             " for example by  iconv -f CP1252 -t UTF-8 FILE > NEW, or use"
             " data.vocab='byte' for any bytes"
         )
-    mixed = tmp_path / "mixed.txt"  # a conversion from CP1252 would spoil its other characters
+    mixed = tmp_path / "mixed.txt"  # mostly UTF-8: converting it from CP1252 would damage it
     mixed.write_bytes("cafés\n".encode() * 100 + b"caf\xe9\n")
     message = refused(lambda: load_corpus("text", mixed, vocab="char", cache_dir=tmp_path))
     assert "remove such bytes, for example by  iconv -c -f UTF-8 -t UTF-8 FILE > NEW, or" in message
     for _ in range(2):  # the second time, the cache is read
-        source.say_once.cache_clear()  # as in another process
+        source.say_once.cache_clear()  # prints its notes again, as in a new process
         assert load_corpus("text", path, cache_dir=tmp_path).train[400] == 0xE9
         (note,) = capsys.readouterr().err.splitlines()[1:]
         place = "train split, byte 400 is 0xe9"
@@ -416,7 +416,7 @@ def test_characters_between_blocks_are_utf8_and_the_first_wrong_byte_is_named(at
     raw[at] = 0xFF
     (tmp_path / "x.txt").write_bytes(raw)
     load_corpus("text", tmp_path / "x.txt", cache_dir=tmp_path)
-    wrong = at if at % 2 == 0 else at - 1  # the first byte of the character
+    wrong = at if at % 2 == 0 else at - 1  # where the first byte of the damaged character is
     assert f"byte {wrong} is 0x{raw[wrong]:02x}" in capsys.readouterr().err
 
 
@@ -424,7 +424,7 @@ def test_what_is_said_of_a_text_does_not_depend_on_the_cache(tmp_path, capsys):
     (tmp_path / "train.jsonl").write_text('{"text": "a cat\\r\\n"}\n' * 40 + '{"text": "x"}\n')
     said = []
     for _ in range(2):
-        source.say_once.cache_clear()  # as in another process
+        source.say_once.cache_clear()  # prints its notes again, as in a new process
         load_corpus("text", tmp_path, cache_dir=tmp_path / "c")
         load_corpus("text", tmp_path, cache_dir=tmp_path / "c")  # prints nothing more
         said.append(capsys.readouterr().err.splitlines())
@@ -446,7 +446,7 @@ BOM = b"\xef\xbb\xbf"
 @pytest.mark.parametrize("form", ["file", "folder", "splits", "files"])
 @pytest.mark.parametrize("kind", ["byte", "char", "word"])
 def test_a_text_with_byte_order_marks_is_the_text_without_them(tmp_path, kind, form):
-    """Each file begins with a mark; the text and the hash of its corpus are those without marks."""
+    """A byte order mark at the start of each file changes neither the text nor the corpus hash."""
     folders = [tmp_path / "plain", tmp_path / "marked"]
     names = ("train", "valid", "test") if form == "splits" else ("1", "2", "3", "4")
     for folder, mark in zip(folders, (b"", BOM), strict=True):
@@ -539,7 +539,7 @@ def test_text_is_read_with_its_line_ends_and_a_note_says_that_they_are_symbols(
     assert text == "a cat\r\nsat\n" * 40
     kept = "\\r is a part of the text, and prompts need it too"
     assert told.splitlines()[-1] == f"note: {path}: 40 line ends are CRLF (Windows); {kept}"
-    source.say_once.cache_clear()  # as in another process
+    source.say_once.cache_clear()  # prints its notes again, as in a new process
     load_corpus("text", path, vocab=kind, cache_dir=tmp_path)
     assert capsys.readouterr().err == told
     path.write_bytes(b"a cat\nsat\n" * 30)

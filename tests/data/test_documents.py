@@ -63,7 +63,7 @@ def test_a_document_has_the_separator_that_it_shares_with_the_next():
     found = separated(np.array([0, 5, 6, 0, 2, 3, 0, 4, 0]), 0, "x")
     assert [d.tolist() for d in found] == [[0, 5, 6, 0], [0, 2, 3, 0], [0, 4, 0]]
     assert (len(found), found.n_targets) == (3, 8)
-    found = separated(np.array([7, 7, 0, 0, 3]), 0, "x")  # no separator at the ends
+    found = separated(np.array([7, 7, 0, 0, 3]), 0, "x")  # neither begins nor ends with a separator
     assert [d.tolist() for d in found] == [[7, 7, 0], [0, 0], [0, 3]]
     assert found[-1].tolist() == [0, 3]
     with pytest.raises(IndexError):
@@ -131,7 +131,7 @@ def test_a_text_on_the_device_gives_the_same_batches(shared, options):
 
 
 # --------------------------------------------------------------------------------------
-# The loss of documents, one after another, is that of each document alone.
+# Documents read one after another have the same loss as documents read alone.
 
 
 def model_and_params(**changes):
@@ -144,7 +144,7 @@ def model_and_params(**changes):
 
 
 def loss_alone(model, params, split, m, t):
-    """The sum of losses, each document read by itself: the slow and obvious way."""
+    """Returns the sum of losses. Reads each document by itself: the slow and obvious way."""
     total = 0.0
     nll = jax.jit(
         lambda x, y, mems, n: model.apply({"params": params}, x, y, mems, lengths=n, method="nll")
@@ -160,7 +160,7 @@ def loss_alone(model, params, split, m, t):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("dynamic", [False, True])  # if False, the evaluator keeps a cache
+@pytest.mark.parametrize("dynamic", [False, True])  # False: the memory caches keys and values
 @pytest.mark.parametrize("b", [1, 3])
 def test_evaluation_gives_the_loss_of_each_document_alone(shared, dynamic, b):
     model, params = model_and_params(same_length="tf")
@@ -398,7 +398,7 @@ def test_two_separators_share_no_token(tmp_path):
     ids = np.asarray(corpus.train.ids)
     found = ended_at(ids, separator_ends(ids, corpus.vocab.encode("\n\n")))
     assert found.starts.tolist() == corpus.train.starts.tolist()
-    # The token before a scored text, the end of a separator, begins no other one.
+    # The token before a scored text is the end of a separator. It does not begin a new separator.
     model, params = model_and_params()
     line, mark = np.array([0, 5, 6, 0, 0, 0, 7]), np.array([0, 0])
     c = txl_jax.config.ScoreConfig(mem_len=8, seg_len=8)
@@ -476,7 +476,7 @@ def test_scoring_empties_memory_at_each_separator():
     alone = [trained.score(np.asarray(d[1:]), **settings).lines[0].nll for d in split]
     np.testing.assert_allclose(whole.lines[0].nll, np.concatenate(alone), rtol=1e-5)
     running = tiny_trained().score(ids[1:], **settings).lines[0].nll
-    assert np.abs(running - whole.lines[0].nll).max() > 1e-3  # without resets
+    assert np.abs(running - whole.lines[0].nll).max() > 1e-3  # without resets, losses differ
 
 
 def test_generation_ends_at_a_separator_and_forgets_what_is_before_one():
@@ -528,7 +528,7 @@ def test_arrays_are_scored_document_by_document(tmp_path, capsys):
     any_text.run(trained, str(tmp_path))
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["tokens"] for row in rows] == [len(d) - 1 for d in split]
-    model, params = model_and_params(same_length="pytorch")  # scoring has this window
+    model, params = model_and_params(same_length="pytorch")  # scoring uses this attention window
     alone = loss_alone(model, params, split, m=15, t=5)
     np.testing.assert_allclose(sum(row["nll"] for row in rows), alone, rtol=1e-5)
     (tmp_path / "ids.starts.npy").unlink()
@@ -542,7 +542,7 @@ def test_generated_ids_are_written_as_an_array_with_starts(tmp_path):
     trained = tiny_trained()
     config = dataclasses.replace(trained.config, generate=GenerateConfig(**settings))
     write_continuations(dataclasses.replace(trained, config=config), str(tmp_path))
-    data = dataclasses.replace(config.data, document_separator="0")  # the file of starts is used
+    data = dataclasses.replace(config.data, document_separator="0")  # sample.starts.npy is used
     found = read_documents(tmp_path / "sample.npy", data, V)
     expected = [one.ids.tolist() for one in trained.generate(**settings)]
     assert [ids.tolist() for ids in found] == expected

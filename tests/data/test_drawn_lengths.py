@@ -1,4 +1,4 @@
-"""Random segment lengths have the published distribution; each target comes once an epoch."""
+"""Random segment lengths have the published distribution; an epoch contains each target once."""
 
 import threading
 
@@ -18,7 +18,7 @@ def drawn(context_len=0, seed=0, partial_shuffle=False):
 
 
 def epochs_of(streams, n):
-    """Lists of the segments of each of the first n epochs, in the order of training."""
+    """Returns one list of segments for each of the first n epochs, in the order of training."""
     found: list[list] = [[]]
     step = 0
     while True:
@@ -85,8 +85,8 @@ def test_lengths_are_normal_with_one_in_twenty_around_the_half():
     short = found < 52.5
     assert short.mean() == pytest.approx(0.05, abs=0.003)
     for lengths, mean in ((found[~short], 70), (found[short], 35)):
-        assert lengths.mean() == pytest.approx(mean - 0.5, abs=0.3)  # truncated, so 0.5 lower
-        assert lengths.std() == pytest.approx(5, abs=0.3)  # a few have the other mean
+        assert lengths.mean() == pytest.approx(mean - 0.5, abs=0.3)  # rounded down, so 0.5 lower
+        assert lengths.std() == pytest.approx(5, abs=0.3)  # a few were drawn around the other mean
     counts = [np.sum(found[~short] == n) for n in range(60, 81)]
     expected = np.diff(stats.norm.cdf(np.arange(60, 82), 70, 5)) * 95_000
     np.testing.assert_allclose(counts, expected, rtol=0.1)
@@ -149,7 +149,10 @@ def test_epochs_tell_the_share_of_the_text_that_was_read():
 
 
 def done(segments, seg):
-    """The fraction of its epoch's targets that come before a segment."""
+    """Returns the fraction of an epoch's targets that come before ``seg``.
+
+    ``segments`` are all segments of the epoch.
+    """
     before = 0.0
     for other in segments:
         if other is seg:

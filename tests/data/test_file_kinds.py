@@ -86,7 +86,7 @@ def test_what_is_no_text_is_refused_by_what_it_looks_like(tmp_path, name):
             assert "\n" not in message
 
 
-@pytest.mark.parametrize("damaged", [b"PKxx", b"PK\1\2\x14\3\xff"])  # the last asks for version 255
+@pytest.mark.parametrize("damaged", [b"PKxx", b"PK\1\2\x14\3\xff"])  # the 2nd needs zip version 255
 def test_a_damaged_document_is_refused_too(tmp_path, damaged):
     right = b"PK\1\2\x14\3\x14"[: len(damaged)]
     data = KINDS["a Microsoft Office document"].replace(right, damaged)

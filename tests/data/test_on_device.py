@@ -1,4 +1,4 @@
-"""Batches cut on the device equal batches sent to it; runs with either end in the same bits."""
+"""Batches cut on the device equal batches sent to the device; both runs end in the same bits."""
 
 import dataclasses
 import types
@@ -38,7 +38,7 @@ def test_batches_are_those_that_are_sent(kind, memory, every):
     there = streams(**KINDS[kind])
     text = device_text(there)
     batch_at = jax.jit(lambda text, at: text.batch(at))
-    for step in range(3 * there.n_segments):  # three epochs, with other shifts in each
+    for step in range(3 * there.n_segments):  # three epochs, each with other shifts
         want = training_batch(there, step, memory, every)
         got = batch_at(text, training_position(there, step, memory, every))
         for field in ("inputs", "targets", "weights", "reset"):
@@ -80,7 +80,7 @@ def params_of(outcome):
 )
 @pytest.mark.usefixtures("as_users_compile")
 def test_a_run_ends_in_the_same_bits(tmp_path, changes):
-    """Compiled as for users; the reduced optimisation of tests would round the two differently."""
+    """Compiles as for users: with the reduced optimisation of tests, the runs would differ."""
     if changes.get("train.steps_per_dispatch"):
         changes = {**changes, "checkpoint.every": 6}
     sent = run(tmp_path, tmp_path / "sent", **changes)

@@ -1,4 +1,4 @@
-"""Compressed files, archives and records give the text that is in them, or one line of error."""
+"""Compressed files, archives and records give the text in them, or an error of one line."""
 
 import bz2
 import csv
@@ -103,7 +103,7 @@ FORMS: dict[str, Any] = {
 
 
 def documents(corpus, splits=SPLITS):
-    """The decoded documents of all given splits."""
+    """Returns the decoded documents of the given splits."""
     parts = [getattr(corpus, split) for split in splits]
     assert all(isinstance(part, Pieces) for part in parts)
     return [corpus.vocab.decode(document) for part in parts for document in part]
@@ -178,7 +178,7 @@ def test_a_file_that_cannot_be_unpacked_is_one_line_of_error(tmp_path, end, faul
         "of another kind": TEXT,
         "empty": b"",
     }[fault])  # fmt: skip
-    if fault == "empty" and end == ".gz":  # gzip reads an empty file as empty
+    if fault == "empty" and end == ".gz":  # gzip unpacks an empty file to an empty text
         assert "the train split is empty" in refused(lambda: find_text(path, tmp_path / "c"))
         return
     message = refused(lambda: find_text(path, tmp_path / "c"))
@@ -493,7 +493,7 @@ def test_settings_that_contradict_records_are_refused(tmp_path):
 
 
 def saved(folder: pathlib.Path, songs, parts=2):
-    """Writes a folder as the package ``datasets`` saves it, with a cache file that is no data."""
+    """Writes a folder as the package ``datasets`` saves it, and a cache file beside the data."""
     folder.mkdir(parents=True)
     names = [f"data-{n:05}-of-{parts:05}.arrow" for n in range(parts)]
     cuts = np.linspace(0, len(songs), parts + 1).astype(int)

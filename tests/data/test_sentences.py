@@ -32,7 +32,7 @@ def streams_of(sentences, b, t, seed=None, **options):
 
 
 def sentences_of(lengths, first=1) -> Pieces:
-    """Sentences of ``lengths`` words each, in which no word occurs twice."""
+    """Returns one sentence for each number of words in ``lengths``; no word occurs twice."""
     ends = np.cumsum([0, *(n + 1 for n in lengths)])
     tokens = np.arange(first, first + ends[-1] + 1, dtype=np.int32)
     tokens[ends] = S
@@ -44,7 +44,7 @@ def random_sentences(n, seed=0, longest=9) -> Pieces:
 
 
 def rows_of(streams, epoch=0):
-    """The pairs (input, target) of each row that are scored, in order."""
+    """Returns, for each row of the batch, its scored pairs (input, target) in order."""
     segments = [streams.segment(i, epoch=epoch) for i in range(streams.n_segments)]
     rows = []
     for b in range(streams.batch_size):
@@ -58,7 +58,10 @@ def rows_of(streams, epoch=0):
 
 
 def cut_at_boundaries(pairs) -> list[tuple[int, ...]]:
-    """The sentences of a row; asserts that each has inputs ``<S> w..`` and targets ``w.. <S>``."""
+    """Returns the words of a row's sentences.
+
+    Asserts that each sentence has the inputs ``<S> w..`` and the targets ``w.. <S>``.
+    """
     found: list[tuple[int, ...]] = []
     words: list[int] = []
     inside = False
@@ -128,7 +131,7 @@ def test_every_epoch_has_an_order_of_its_own(monkeypatch):
     for order in found[1:]:
         same = sum(place[s] == i for i, s in enumerate(order) if s)
         assert same < 0.05 * len(order)
-        # shards move too, not only sentences in them
+        # Whole shards of 16 sentences move too, not only the sentences in a shard.
         moved = [abs(place[s] - i) for i, s in enumerate(order) if s]
         assert np.mean(moved) > 2 * 16
 
@@ -257,7 +260,7 @@ def test_there_is_no_segment_outside_of_the_pass(index):
 
 
 def double_sentences(n, seed=0) -> tuple[Pieces, list[list[int]]]:
-    """Sentences of TF's stream, as they are prepared, and the words of each."""
+    """Returns sentences of TF's stream as a prepared corpus has them, and each sentence's words."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, 10, n)
     words = np.split(np.arange(1, 1 + lengths.sum()), np.cumsum(lengths)[:-1])
@@ -325,7 +328,7 @@ def test_another_process_makes_the_same_segment():
 def test_seeking_in_a_corpus_of_the_published_size_is_fast_and_small():
     n = 30_000_000
     offsets = np.arange(0, 25 * (n + 1), 25, dtype=np.int64)
-    tokens = np.zeros(25 * n + 1, np.int8)  # pages that are not written take no memory
+    tokens = np.zeros(25 * n + 1, np.int8)  # memory pages that are never written take no RAM
     began = time.perf_counter()
     streams = streams_of(pieces(tokens, offsets), 224, 32, seed=0)
     for step in (0, 1, 70_000, 400_000):

@@ -119,7 +119,7 @@ TEXTS = {n: random.Random(n).choices(range(97, 101), k=3000) for n in ("a.txt", 
 
 
 def archive_of(kind: str) -> bytes:
-    """An archive of two texts: a zip, or a tar with the compression ``kind``, if any."""
+    """Returns an archive of two texts: a zip, or a tar with compression ``kind`` ("" for none)."""
     whole = io.BytesIO()
     if kind == "zip":
         with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as out:
@@ -136,7 +136,7 @@ def archive_of(kind: str) -> bytes:
 
 
 def damaged(whole: bytes, seed: int) -> bytes:
-    """The bytes truncated at a random place, or with one random bit flipped."""
+    """Returns the bytes truncated at a random place, or with one random bit flipped."""
     rng, content = random.Random(seed), bytearray(whole)
     if seed % 2:
         return whole[: rng.randrange(len(whole))]
@@ -155,7 +155,7 @@ def test_a_damaged_archive_is_refused_in_one_line_or_gives_its_text(tmp_path, ki
             unpack(archive, into, plain_names(list(TEXTS)), list(TEXTS))
         except DataError as error:
             message, refusals = str(error), refusals + 1
-        if message is None:  # the damage is not in a text, but in a date or padding
+        if message is None:  # no error: the damage may be in a date or in padding
             same = [(into / name).read_bytes() == bytes(text) for name, text in TEXTS.items()]
             assert all(same) or (kind == "" and seed % 2 == 0)  # plain tar has no checksum of texts
         else:
@@ -363,7 +363,7 @@ def test_a_path_that_is_no_regular_file_is_refused_and_never_opened(tmp_path, na
     ],
 )
 def test_a_link_to_nothing_is_not_an_absent_file(tmp_path, name, link):
-    """Otherwise the test split would be cut from train, or be the valid split, with no message."""
+    """If it counted as absent, the test split would silently be cut from train or be valid."""
     for split in ("train", "valid"):
         (tmp_path / f"{split}.txt").write_text("a line\n" * 100)
         np.save(tmp_path / f"{split}.npy", np.arange(100))
@@ -446,7 +446,10 @@ def test_valid_addresses_are_accepted(url):
 
 
 class Breaking(http.server.BaseHTTPRequestHandler):
-    """Serves ``data``, or its rest from a byte on; ``stops`` lists where answers break off."""
+    """Serves ``data``, or its rest from a requested byte on.
+
+    Each answer ends early, at the next byte offset in ``stops``, if there is one.
+    """
 
     data = b""
     stops: typing.ClassVar[list[int]] = []

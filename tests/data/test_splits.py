@@ -1,4 +1,4 @@
-"""Files and folders named as splits are read as these splits; vague names are refused."""
+"""Files and folders named as splits are read as these splits; ambiguous names are refused."""
 
 import gzip
 import os
@@ -18,7 +18,7 @@ LINES = {"train": b"of train\n" * 40, "valid": b"of valid\n" * 30, "test": b"of 
 
 
 def write(folder, **files):
-    """Writes files by name, each with the lines of a split or with the given text."""
+    """Writes ``{name: split}``: the lines of that split, or ``split`` itself as the text."""
     for name, split in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -318,7 +318,7 @@ def test_arrays_named_as_splits_are_these_splits(tmp_path, capsys):
     llm_c(tmp_path / "fineweb_val_000000.bin", IDS[:31])
     corpus = load_corpus("tokens", tmp_path, cache_dir=tmp_path / "c")
     assert corpus.info["tokens"] == {"train": 101, "valid": 31, "test": 31}
-    assert len(corpus.train) == 2  # documents
+    assert len(corpus.train) == 2  # each of the two arrays is a document
     assert "train = fineweb_train_000000.bin" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""Hashes of the segments, batches and warm-up of every kind of stream are the recorded ones."""
+"""Segments, batches and warm-up of every kind of stream have the recorded hashes."""
 
 import hashlib
 
@@ -11,7 +11,7 @@ from txl_jax.data.feed import training_batch
 from txl_jax.data.streams import ordered_streams, shuffled_streams
 
 V = 40
-LENGTHS = np.random.default_rng(1).integers(2, 30, 200)  # of documents, in tokens
+LENGTHS = np.random.default_rng(1).integers(2, 30, 200)  # lengths of documents, in tokens
 
 
 def text():
@@ -24,7 +24,10 @@ def documents(shared):
 
 
 def sentences(times=1):
-    """Sentences with one or two ``<S>`` between them; in 3 rows, each row has two shards."""
+    """Returns sentences with one or two ``<S>`` between them.
+
+    In a batch of 3 rows, each row has two shards of sentences.
+    """
     lengths = np.random.default_rng(2).integers(0, 12, 5000) + times
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     tokens = np.random.default_rng(3).integers(1, V, int(offsets[-1]) + 1).astype(np.uint16)
@@ -58,7 +61,7 @@ def fields(value):
 
 
 def record(streams, steps):
-    """Hashes segments, batches and epochs of some steps, with the sizes of the streams."""
+    """Returns a hash of the streams' sizes and of the segments, batches and epochs at ``steps``."""
     found = [np.array([streams.n_targets, streams.n_segments, streams.batch_size])]
     for step in steps:
         found += fields(streams.at_step(step))
@@ -92,7 +95,7 @@ OPTIONS: dict = {
 
 @pytest.mark.parametrize(("kind", "options"), list(SHUFFLED))
 def test_batches_of_training_are_the_recorded_ones(kind, options):
-    """The steps are in three epochs; then one is far ahead, and three are near the start."""
+    """The steps cover three epochs, then jump far ahead, then back near the start."""
     streams = shuffled_streams(TEXTS[kind](), 3, 12, seed=4, **OPTIONS[options])
     n = streams.n_segments
     steps = [*range(0, 3 * n, max(1, n // 40)), 1000 * n + 7, 5, n - 1, n]
@@ -118,7 +121,7 @@ ORDERED = {
 
 @pytest.mark.parametrize(("kind", "drop", "context_len"), list(ORDERED))
 def test_batches_of_scoring_are_the_recorded_ones(kind, drop, context_len):
-    """Batches have 1, 7 and 60 rows; the warm-up batches before each row are recorded too."""
+    """Batches have 1, 7 and 60 rows. The hashes include the warm-up batches before each row."""
     found = []
     for b, t in ((1, 30), (7, 12), (60, 5)):
         options = {"drop_remainder": drop, "context_len": context_len}

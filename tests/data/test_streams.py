@@ -1,4 +1,4 @@
-"""Segments are compared with those of a slow loop, and with the authors' recorded batches."""
+"""Segments equal those of a slow loop and the batches recorded from the authors' code."""
 
 import itertools
 
@@ -14,7 +14,7 @@ SHAPES = [(n, b, t) for n in (2, 3, 7, 16, 29, 30, 31) for b in (1, 2, 3, 5) for
 
 
 def slow_streams(tokens, batch_size, drop_remainder):
-    """The list of all pairs (input, target) of each stream."""
+    """Returns, for each stream, the list of its pairs (input, target)."""
     if drop_remainder:
         n = len(tokens) // batch_size
         rows = [tokens[b * n : (b + 1) * n] for b in range(batch_size)]
@@ -27,7 +27,7 @@ def slow_streams(tokens, batch_size, drop_remainder):
 
 
 def slow_segments(tokens, batch_size, seg_len, drop_remainder):
-    """Inputs, targets and weights [B, T] of every segment, element by element."""
+    """Returns inputs, targets and weights [B, T] of every segment, made element by element."""
     streams = slow_streams(tokens, batch_size, drop_remainder)
     found: list[np.ndarray] = []
     while any(len(stream) > len(found) * seg_len for stream in streams):
@@ -42,7 +42,7 @@ def slow_segments(tokens, batch_size, seg_len, drop_remainder):
 
 
 def slow_context(tokens, batch_size, seg_len, drop_remainder, context_len, index):
-    """Inputs [B, C+T] of a segment with its context, and where the streams begin in it."""
+    """Returns inputs [B, C+T] of a segment with its context, and a mask of the streams' starts."""
     segment = slow_segments(tokens, batch_size, seg_len, drop_remainder)[index]
     context = np.zeros((batch_size, context_len), np.int64)
     starts = np.zeros((batch_size, context_len + seg_len), bool)
@@ -135,7 +135,7 @@ def test_the_authors_cut_gives_the_authors_batches(name, split):
 @pytest.mark.parametrize("name", ["wt103", "enwik8"])
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 def test_the_authors_cut_gives_the_authors_batches_with_context(name, split):
-    """Before a stream's first token, the authors have no context, and this project has padding."""
+    """Before a stream's first token, the authors give no context; this project gives padding."""
     recorded = shared_files.json_of(f"fixtures/data/{name}.json")
     batches = recorded[f"{split}_batches_bsz3_bptt5_ext2"]
     got = list(segments(np.array(recorded[split]), 3, 5, True, context_len=2))
@@ -162,7 +162,7 @@ def test_a_segment_depends_on_its_index_alone():
 
 
 class Watched(np.ndarray):
-    """An array, here with the token n at index n, that records which tokens are read."""
+    """An array that records which tokens are read. The test has token n at index n."""
 
     read: set
 
@@ -261,7 +261,7 @@ def rolled(tokens, b, t, seed, context_len=0):
 
 
 def shuffled_rows(n, batch_size, streams, epoch):
-    """The rows of tokens 0 .. n-1 as NVIDIA rolls them, by the shifts that were drawn."""
+    """Returns the rows of tokens 0 .. n-1, each rolled by its random shift as in NVIDIA's code."""
     size = n // batch_size
     rows = [list(range(b * size, (b + 1) * size)) for b in range(batch_size)]
     shifts = [streams.order.shift(epoch, b) for b in range(batch_size)]
@@ -318,7 +318,7 @@ def test_ids_that_fit_are_accepted():
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "int64", "uint64"])
 def test_tokens_and_sizes_of_any_integer_type_give_the_segments_of_int32(dtype):
-    """The input has more tokens than int8 can count: a text, documents or sentences."""
+    """The input is a text, documents or sentences, with more tokens than int8 can count."""
     tokens = np.arange(1000, dtype=np.int32) % 100
     edges = np.array([0, 40, 90, 127])
     size = np.dtype(dtype).type(3)

@@ -1,4 +1,4 @@
-"""Subwords: any text is encoded and decoded exactly, in any blocks and in every process."""
+"""Subwords encode and decode any text exactly, in blocks of any size and in every process."""
 
 import hashlib
 import itertools
@@ -55,7 +55,7 @@ def test_any_bytes_come_back_or_are_refused_where_they_are_no_text(vocab, raw):
 
 
 def test_what_is_no_character_is_refused(vocab):
-    """Python gives characters such as U+DCFF for bytes of a command line that are not UTF-8."""
+    """If a command line has bytes that are not UTF-8, Python gives characters such as U+DCFF."""
     with pytest.raises(
         DataError, match=r"^text, character 2: '\\udcff' is not a character; give text"
     ):
@@ -92,7 +92,7 @@ def test_where_blocks_end_changes_no_token(vocab, text, data):
 
 
 def test_a_text_is_its_lines_one_after_another(vocab):
-    """So a line has the same ids in a prepared text, in a prompt, and when it is scored alone."""
+    """A line has the same ids in a prepared text, in a prompt and when scored alone."""
     lines = re.findall(r"[^\n]*\n|[^\n]+$", TEXT)
     alone = [i for line in lines for i in vocab.encode(line).tolist()]
     assert vocab.encode(TEXT).tolist() == alone
@@ -122,7 +122,7 @@ def test_no_more_than_a_block_and_a_piece_is_held():
 
 
 def test_merges_are_the_pairs_that_stand_together_most_often():
-    """By hand: xy occurs 14 times, then xy-z 9, xy-w 5, q-w 3; line ends are not merged."""
+    """Counted by hand: xy 14 times, then xy+z 9, xy+w 5, q+w 3. Line ends are not merged."""
     text = "xyz\n" * 9 + "xyw\n" * 5 + "qw\n" * 3
     learnt = Vocab.from_subwords([text], vocab_size=260)
     assert learnt.symbols[256:] == ["xy", "xyz", "xyw", "qw"]
@@ -215,7 +215,7 @@ def test_a_tokenizer_that_is_not_of_these_symbols_is_refused(vocab):
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch, vocab, tmp_path):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)  # importing it now fails
+    monkeypatch.setitem(sys.modules, "tokenizers", None)  # importing tokenizers now fails
     fix = r"need the package tokenizers.*run pip install '\.\[subword\]'"
     with pytest.raises(DataError, match=fix):
         Vocab.from_subwords([TEXT], vocab_size=SIZE)
@@ -231,7 +231,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch, vocab, 
 
 
 def corpus(folder, vocab_size=400, **data):
-    """A corpus of subwords from two files, which are first written in ``folder``."""
+    """Writes two text files in ``folder``; returns their corpus of subwords."""
     path = folder / "text"
     path.mkdir(exist_ok=True)
     for n, name in enumerate(("a.txt", "b.txt")):
@@ -284,7 +284,7 @@ def test_impossible_settings_are_refused(data, message):
 
 
 def test_bits_per_byte_are_of_the_bytes_that_the_scored_subwords_are(tmp_path):
-    """The loss is 1 nat a token; the first token is no target, so its bytes do not count."""
+    """The loss is 1 nat per token. The first token is no target, so its bytes do not count."""
     prepared = corpus(tmp_path)
     targets = len(prepared.test) - 1
     first = prepared.vocab.decode(prepared.test[:1])

@@ -1,4 +1,4 @@
-"""A tokenizer.json of Hugging Face tokenizers as the vocabulary of a text."""
+"""A tokenizer.json of Hugging Face tokenizers can be the vocabulary of a text."""
 
 import json
 import pathlib
@@ -21,7 +21,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 
 def word_pieces():
-    """A tokenizer of lower-case words that adds [CLS], truncates to 3 tokens and pads to 20."""
+    """Returns a tokenizer in lower case that adds [CLS], truncates to 3 tokens and pads to 20."""
     made = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
     made.normalizer = tokenizers.normalizers.Lowercase()
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -38,7 +38,7 @@ def word_pieces():
 
 
 def byte_pairs():
-    """A byte-level tokenizer: a character may need several tokens."""
+    """Returns a byte-level tokenizer, in which a character can need several tokens."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.pre_tokenizer, made.decoder = level, tokenizers.decoders.ByteLevel()

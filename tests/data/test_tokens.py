@@ -125,7 +125,7 @@ def test_white_space_may_be_in_symbols(tmp_path):
     path = save(tmp_path / "ids.npy")
     for symbols, text in (
         (["a", "b c", "\n", "\t\u3000", "d", "e", "f"], r"b\x20c \n a \t\u3000 f"),
-        (["a", "b", "\n", " ", "7", "e", "f"], "b\na f"),  # single characters: no spaces added
+        (["a", "b", "\n", " ", "7", "e", "f"], "b\na f"),  # one-character symbols: no spaces added
     ):
         (tmp_path / "symbols.json").write_text(json.dumps(symbols))
         vocab = load_corpus("tokens", path).vocab
@@ -153,7 +153,7 @@ def test_the_symbols_of_nanogpt_are_read_without_unpickling(tmp_path, protocol, 
     vocab = load_corpus("tokens", tmp_path).vocab
     assert vocab.symbols == SHAKESPEARE
     assert vocab.decode(vocab.encode("Ab é\n!3")) == "Ab é\n!3"
-    (tmp_path / "symbols.json").write_text(json.dumps(list("abcdefg")))  # has precedence
+    (tmp_path / "symbols.json").write_text(json.dumps(list("abcdefg")))  # wins over meta.pkl
     assert load_corpus("tokens", tmp_path).vocab.symbols == list("abcdefg")
 
 
@@ -342,7 +342,7 @@ def test_ids_of_a_memory_map_are_checked_in_every_part(tmp_path):
     check_ids("x", mapped, 10)
     with pytest.raises(DataError, match=r"x\[1048584\] = 9"):
         check_ids("x", mapped, 9)
-    assert mapped[-2] == 9  # the mapping still works
+    assert mapped[-2] == 9  # the memory map is still open
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_the_reference_refuses_what_only_the_model_has(name, tmp_path):
 
 @pytest.mark.slow
 def test_two_devices_that_share_one_core_do_not_wait_for_ever(tmp_path, monkeypatch):
-    """This model's loops and collectives, which may wait together, once blocked both threads."""
+    """In this model, a collective in a loop and one after it once blocked both threads of XLA."""
     monkeypatch.delenv("PJRT_NPROC")
     folder = copy_with(tmp_path, CHANGES["Heads that share keys and values"])
     one_core = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"

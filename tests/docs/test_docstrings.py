@@ -19,7 +19,7 @@ NOT_RUN = {"push": "uploads, which needs a login at the Hub; test_loading.py has
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The folder in which the examples run: it has ``configs/`` and a small model of bytes."""
+    """The folder in which the examples run: it has ``configs/`` and a small byte-level model."""
     there = tmp_path_factory.mktemp("examples")
     (there / "configs").symlink_to(ROOT / "configs")
     cfg = tiny_models.config(vocab_size=256)

@@ -198,7 +198,7 @@ def put(site, name, version, needs):
         shutil.rmtree(old)
     if version is None:
         return
-    if name == "jax":  # as in those of PyPI
+    if name == "jax":  # the requirements of jax on PyPI
         needs = [f"jaxlib>={version},<={version}", 'libtpu==0.0.50.*; extra == "tpu"']
         for cuda in ("cuda12", "cuda13"):
             needs += [f'jax-{cuda}-plugin[with-cuda]=={version}; extra == "{cuda}"']
@@ -255,10 +255,10 @@ get_ipython = Shell
 
 @pytest.fixture
 def image(tmp_path):
-    """A function that runs the first cell with fake packages, GPU and pip; returns pip's calls too.
+    """Runs the first cell with fake packages, GPU and pip; returns the process and pip's calls.
 
-    ``gpu`` is what nvidia-smi prints, or its program. ``before`` is code that runs first: with
-    ``import IPython`` the cell runs as in a notebook.
+    ``gpu`` is what the fake nvidia-smi prints, or its shell program if ``gpu`` has several lines.
+    ``before`` is code that runs first: with ``import IPython`` the cell runs as in a notebook.
     """
     site, tools = tmp_path / "site", tmp_path / "tools"
     for folder in (site / "pip", tools):
@@ -404,7 +404,7 @@ GPU_12 = {"jax-cuda12-plugin": "0.11.2"}
 def test_in_a_clone_the_first_cell_installs_what_is_too_old_or_missing(
     image, tmp_path, packages, gpu, before
 ):
-    """As after ``!git clone`` and ``%cd txl_jax``, where Python imports txl_jax from the clone."""
+    """Runs in a clone (``!git clone``, ``%cd txl_jax``), from which Python imports txl_jax."""
     clone, backend = make_clone(tmp_path / "clone"), "gpu" if gpu else "cpu"
     done, asked = image(packages, gpu, backend, before, cwd=clone, TXL_SOURCE="")
     asked = [words for words in asked if words[0] == "install"]
@@ -422,7 +422,7 @@ def test_in_a_clone_whose_needs_are_all_here_the_first_cell_installs_nothing(ima
 
 @pytest.mark.parametrize("editable", [False, True])
 def test_an_editable_txl_jax_stays_editable(image, tmp_path, editable):
-    """A clone is installed anew over a copy of it, but not over itself."""
+    """The cell replaces an installed copy by the clone, but keeps an editable installation."""
     clone, told = make_clone(tmp_path / "clone"), json.dumps({"dir_info": {"editable": editable}})
     file = tmp_path / "site" / "txl_jax-0.1.0.dist-info" / "direct_url.json"
     before = f"import pathlib; pathlib.Path({str(file)!r}).write_text({told!r})"
@@ -617,7 +617,7 @@ def test_colabs_versions_agree_after_the_first_cell(tmp_path):
     )
     done = run(f"import jax\n{cell}")
     assert (done.returncode, "run all cells again" in done.stderr) == (1, True), done.stderr
-    environment["TXL_SOURCE"] = "file:///absent"  # now nothing is installed
+    environment["TXL_SOURCE"] = "file:///absent"  # it could not be installed
     done = run(f"{cell}\n{told}")
     assert done.returncode == 0, done.stderr
     versions = set(json.loads(done.stdout))

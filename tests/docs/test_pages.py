@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning, and all that its pages name exists."""
+"""The documentation site builds without a warning; its links, commands and settings are valid."""
 
 import ast
 import dataclasses

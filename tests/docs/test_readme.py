@@ -1,4 +1,4 @@
-"""Code and commands in README.md run as they stand there."""
+"""The code of README.md runs as written, and its commands run with smaller settings."""
 
 import re
 import shlex

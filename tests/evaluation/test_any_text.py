@@ -1,4 +1,4 @@
-"""Scoring any text gives each token the model's own loss, however the text is cut."""
+"""Scoring a text gives each token the model's loss, for any cut of the text into segments."""
 
 import dataclasses
 import functools
@@ -29,9 +29,9 @@ FORMS: dict[str, dict] = {
     "shaw": {"attention": "shaw", "n_positions": 6},
     "adaptive": {"cutoffs": (4, 9), "div_val": 2},
 }
-"""Forms whose loss of a token, with a window, does not depend on the cut into segments."""
+"""Models in which, with a window, the cut into segments does not change a token's loss."""
 ABSOLUTE = {"attention": "absolute"}
-"""A form that counts positions from the segment's end; it is compared on one segment."""
+"""A model that counts positions from the segment's end. It is tested with a single segment."""
 
 
 def trained_on(vocab, **changes):
@@ -44,7 +44,7 @@ def trained_on(vocab, **changes):
 
 
 def directly(trained, ids):
-    """The loss in nats of every token but the first, with the whole text as one segment."""
+    """The loss in nats of every token except the first, with the whole text as one segment."""
     model = trained.model
     ids = np.asarray(ids, np.int32)[None]
     logits, _ = model.apply({"params": trained.params}, ids[:, :-1], model.init_mems(1, 0))
@@ -147,7 +147,7 @@ def test_bits_per_byte_are_those_of_a_text_that_the_tokens_determine(monkeypatch
 
 
 def notes(vocab, text):
-    """The notes before the summary line without ``NO_BITS``, and whether it has bits per byte."""
+    """The notes before the summary (without ``NO_BITS``), and whether it has bits per byte."""
     lines = io.StringIO(text, newline="\n").readlines()
     ids = any_text.encode_lines(vocab, lines, "text")
     summary = str(any_text.text_score(vocab, lines, ids, [np.ones(len(i)) for i in ids]))

@@ -1,4 +1,4 @@
-"""Baselines equal their formulas, on the targets on which the model is scored."""
+"""Baselines equal their formulas, and are scored on the same targets as the model."""
 
 import collections
 import itertools
@@ -22,13 +22,13 @@ class Vocab(list):
 
 
 def _tokens(seed: int, length: int, vocab_size: int, dtype=np.int32) -> np.ndarray:
-    """Skewed tokens, so that pairs repeat; the last two ids never occur."""
+    """Random tokens, some more frequent so that pairs repeat. The last two ids never occur."""
     draws = np.random.default_rng(seed).geometric(0.25, length) - 1
     return np.minimum(draws, vocab_size - 3).astype(dtype)
 
 
 def _witten_bell(train, vocab_size: int):
-    """The formula of bigram's docstring, as a function of one pair."""
+    """The formula in the docstring of ``bigram``: a function of a word and the word before it."""
     train = [int(t) for t in train]
     once = collections.Counter(train)
     pair = collections.Counter(itertools.pairwise(train))
@@ -98,7 +98,7 @@ def test_xz_is_the_size_that_lzma_gives_in_bits_per_byte():
 
 def test_primed_xz_is_what_the_split_adds_and_sees_all_of_the_training_text():
     rng = np.random.default_rng(0)
-    train = rng.bytes(1 << 18)  # the test split repeats its very beginning
+    train = rng.bytes(1 << 18)  # the test split repeats its first bytes
     test = train[:5000]
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 19}]
     sizes = [len(lzma.compress(text, filters=filters)) for text in (train + test, train)]

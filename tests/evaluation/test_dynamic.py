@@ -1,4 +1,4 @@
-"""Dynamic evaluation scores every segment before it learns from it, by the rule's formula."""
+"""Dynamic evaluation scores a segment before it learns from this segment, by the rule's formula."""
 
 import dataclasses
 import functools
@@ -49,10 +49,10 @@ def score(dynamic, devices=1, cfg=CFG, **protocol):
 
 
 def by_hand(cfg, dynamic, tokens, training, batch_size, mem_len, seg_len=8):
-    """The loss of dynamic evaluation by loops over segments and arrays, float64 but for the model.
+    """The loss of dynamic evaluation, by plain loops, in float64 except for the model itself.
 
-    Each stream is a row of its own, with its own memory and its own unpadded call of the model;
-    only the mean over streams is shared.
+    Each stream has its own memory and its own unpadded call of the model. Only the gradient is a
+    mean over all streams.
     """
     model = txl_jax.TransformerXL(cfg)
 
@@ -73,7 +73,7 @@ def by_hand(cfg, dynamic, tokens, training, batch_size, mem_len, seg_len=8):
     gradient_of = tiny_models.quick(jax.value_and_grad(one, has_aux=True))
 
     def segment(p, rows, mems):
-        """Sum of nll, number of targets, gradient of the mean nll, and memories after."""
+        """Sum of nll, number of targets, gradient of the mean nll, and the new memories."""
         total, n, gradient, after = 0.0, 0, None, list(mems)
         for b, row in enumerate(rows):
             if row is None:
@@ -147,7 +147,7 @@ def test_statistics_go_through_the_training_split_again_where_it_is_short():
 @pytest.mark.integration
 @pytest.mark.parametrize("dynamic", [SGD, RMS], ids=lambda c: c.rule)
 def test_a_segment_is_scored_before_it_is_learnt_from(dynamic):
-    """The first segment scores as without learning, the second one does not."""
+    """Learning does not change the score of the first segment, but that of the second one."""
     of = lambda c, n: score(c, max_segments=n, batch_size=3).loss
     assert of(dynamic, 1) == pytest.approx(of(DynamicConfig(), 1), abs=1e-6)
     assert abs(of(dynamic, 2) - of(DynamicConfig(), 2)) > 1e-3
@@ -197,7 +197,7 @@ def batch(weight):
     "dynamic", [pytest.param(SGD, marks=pytest.mark.slow), RMS], ids=lambda c: c.rule
 )
 def test_a_segment_without_targets_moves_memory_and_no_parameter(dynamic):
-    """The parameters differ from the trained ones, so the decay would move them."""
+    """The parameters differ from the trained ones, so the rule's decay would move them."""
     model, mems = txl_jax.TransformerXL(CFG), tiny_models.memory(CFG, [0, 0], 12)
     ones = jax.tree.map(np.ones_like, params_of())
     trained = jax.tree.map(lambda x: x + 1, params_of())
@@ -219,7 +219,7 @@ def test_a_segment_without_targets_moves_memory_and_no_parameter(dynamic):
     "dynamic", [SGD, pytest.param(RMS, marks=pytest.mark.slow)], ids=lambda c: c.rule
 )
 def test_a_warm_start_fills_memory_and_teaches_nothing(dynamic):
-    """The only segment that each stream scores is scored with the trained parameters."""
+    """Each stream scores a single segment, with the trained parameters."""
     protocol = {"batch_size": 4, "seg_len": 8, "warm_start": 20, "max_segments": 1}
     static = score(DynamicConfig(), **protocol)
     assert score(dynamic, **protocol).loss == pytest.approx(static.loss, abs=1e-6)

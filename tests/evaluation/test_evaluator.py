@@ -50,7 +50,7 @@ def score(devices=1, tokens=TOKENS, cfg=CFG, **protocol):
 
 
 def nll_of(cfg, tokens, mems):
-    """Nll [T] of each token after the first, and the memory after, of a single unpadded row."""
+    """The nll [T] of each token except the first in a single unpadded row, and the new memory."""
     row = tokens[None]
     apply = tiny_models.apply(cfg, "nll")
     nll, after = apply(tiny_models.variables(cfg), row[:, :-1], row[:, 1:], mems)
@@ -81,7 +81,7 @@ def test_one_stream_with_covering_memory_is_the_text_scored_whole():
 @pytest.mark.integration
 @pytest.mark.parametrize(("form", "context_len"), [*((f, 5) for f in FORMS), ("absolute", 12)])
 def test_context_is_run_again_and_not_scored(form, context_len):
-    """The loss is that of segments that each follow up to C tokens of their own stream.
+    """Each segment is scored after up to C context tokens of its own stream.
 
     Two streams of 20 and 19 targets have segments of 8; the last segments are short.
     """
@@ -208,7 +208,7 @@ def test_with_a_long_enough_warm_start_streams_score_as_one_does(window, devices
 @pytest.mark.integration
 @pytest.mark.parametrize("warm_start", rest_slow(1, [8, 3, 50]))
 def test_a_warm_start_reads_so_many_tokens_before_each_stream_and_not_more(warm_start):
-    """The loss is that of five streams, each read from up to ``warm_start`` tokens before it."""
+    """Reading begins up to ``warm_start`` tokens before each of five streams."""
     total = 0.0
     for begin in range(0, 100, 20):
         first = max(begin - warm_start, 0)
@@ -312,7 +312,7 @@ def test_the_bar_is_on_standard_error_and_silent_where_it_is_over_at_once(capsys
 
 
 def test_the_report_shows_a_bar_of_all_segments_for_each_row(tmp_path, monkeypatch, capsys):
-    """Standard output has only the table."""
+    """Bars are not on standard output, which has only the table."""
     seen: dict[str, list[tuple[int, int]]] = {}
 
     @contextlib.contextmanager
@@ -394,7 +394,7 @@ def test_the_protocols_clamp_and_window_hold_over_the_models():
 @pytest.mark.integration
 @pytest.mark.parametrize("form", [{}, {"cutoffs": (5,)}], ids=["plain", "adaptive"])
 def test_temperature_raises_probabilities_to_its_inverse_and_normalises_them(form):
-    """The loss follows from probabilities at temperature 1; memory holds the whole text."""
+    """The expected loss is computed from probabilities at temperature 1. Memory holds the text."""
     cfg = tiny_models.config(**form)
     mems = TransformerXL(cfg).init_mems(1, 0)
     logits, _ = TransformerXL(cfg).apply(tiny_models.variables(cfg), TOKENS[None, :-1], mems)

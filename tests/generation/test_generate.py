@@ -1,4 +1,4 @@
-"""Sampling keeps the tokens it should; generation does not depend on how it is batched or cut."""
+"""Sampling keeps the right tokens. The cut into batches and pieces does not change the result."""
 
 import dataclasses
 import itertools
@@ -93,7 +93,7 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_p():
 
 
 def naive(cfg, prompts, c, width):
-    """Continuations where every token is made by a fresh run of its row's last ``width`` tokens."""
+    """Continuations in which each token comes from a new pass over the last ``width`` tokens."""
     model = TransformerXL(cfg)
     variables = jax.tree.map(jnp.asarray, tiny_models.variables(cfg))
 
@@ -130,7 +130,7 @@ def test_sampling_draws_as_if_everything_were_recomputed_for_each_token(form):
 @pytest.mark.parametrize("form", WITHOUT_MEMORY)
 @pytest.mark.parametrize(("mem_len", "width"), [(1, 1), (4, 4), (9, {"absolute_per_layer": 5})])
 def test_without_memory_each_token_is_made_from_the_last_ones(form, mem_len, width):
-    """This holds in every row; ``absolute_per_layer`` reads no more tokens than its table has."""
+    """``absolute_per_layer`` reads at most as many tokens as its table of positions has rows."""
     cfg = tiny_models.config(**WITHOUT_MEMORY[form])
     width = width if isinstance(width, int) else width.get(form, mem_len)
     c = dataclasses.replace(SAMPLED, mem_len=mem_len)
@@ -266,7 +266,7 @@ def test_an_empty_prompt_of_text_is_a_line_end():
 
 
 def scripted(monkeypatch, vocab, prompts, script, **settings):
-    """The rows of :func:`continuations` and the texts it shows if the model makes these tokens."""
+    """The rows and shown texts of :func:`continuations` if a model makes the tokens ``script``."""
     cfg = tiny_models.config(vocab_size=len(vocab))
     trained = TrainedModel(TransformerXL(cfg), None, vocab, ExperimentConfig(model=cfg), 0)
     pieces = [TokenChunk(np.array(p), np.ones(np.shape(p), np.float32)) for p in script]
@@ -285,7 +285,7 @@ def test_words_are_joined_to_the_prompt_by_a_space(monkeypatch):
 
 
 def test_pieces_of_text_are_whole_characters(monkeypatch):
-    """Bytes of one character made in two pieces are shown together, and nothing twice."""
+    """If two pieces share a character, its bytes are shown together. Nothing is shown twice."""
     letters = "é€".encode() * 40
     script = [[[letter]] for letter in letters]
     (row,), shown = scripted(monkeypatch, Vocab.all_bytes(), ["a"], script)
@@ -294,7 +294,7 @@ def test_pieces_of_text_are_whole_characters(monkeypatch):
 
 
 def test_a_stop_text_ends_a_row_and_is_not_shown_even_in_parts(monkeypatch):
-    """Each row ends by itself; text that may begin a stop text is held back until this is known."""
+    """Rows end separately. Text that might begin a stop text is held back until this is known."""
     vocab = Vocab.from_chars(["abxy"])
     ids = lambda *rows: [vocab.encode(row).tolist() for row in rows]
     script = [ids("axb", "abx"), ids("axy", "xax"), ids("bab", "bab"), ids("xyx", "aaa")]
@@ -306,7 +306,7 @@ def test_a_stop_text_ends_a_row_and_is_not_shown_even_in_parts(monkeypatch):
 
 
 def test_a_model_of_bytes_writes_utf8_and_nothing_else():
-    """With random weights, each text is valid UTF-8 but for a last character cut by the length."""
+    """With random weights, each text is valid UTF-8. The length can cut only its last character."""
     cfg = tiny_models.config(vocab_size=256)
     params, prompts = tiny_models.variables(cfg)["params"], ["a", "é", "", "€uro"]
     trained = TrainedModel(
@@ -325,7 +325,7 @@ def test_a_model_of_bytes_writes_utf8_and_nothing_else():
 
 
 def test_the_automaton_takes_exactly_utf8():
-    """It agrees with Python's decoder on every string of up to four of the boundary bytes."""
+    """The automaton and Python's decoder agree on each string of up to four boundary bytes."""
     grammar = utf8_automaton(Vocab.all_bytes())
     edges = [0, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF]
     edges += [0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF]

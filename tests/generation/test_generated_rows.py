@@ -1,6 +1,6 @@
-"""A row of a batch is generated as alone, and cached states give the same as recomputation.
+"""A row has the same text in a batch as alone, and cached states give the text of recomputation.
 
-Both hold for every state of the memory: empty, partly filled, just full, and overwritten twice.
+Both are true for every state of the memory: empty, partly filled, full, and overwritten twice.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ FORMS = {**WITH_MEMORY, "tf window": {"same_length": "tf"}, **WITHOUT_MEMORY}
 
 M = 9
 LENGTHS = (1, 3, M, M + 1, M + 2, 3 * M + 1, 129, 200)
-"""Lengths of prompts. All tokens but the last go into memory first: none, some, M - 1, M, M + 1,
-many times M; 128 tokens are one chunk."""
+"""Lengths of prompts. All tokens except the last are first read into memory: none, a few, M - 1, M,
+M + 1, several times M. The prompts of 129 and 200 tokens fill a whole chunk of 128 tokens."""
 TURNING = GenerateConfig(length=2 * M + 6, mem_len=M, temperature=0.0)
 """Long enough to overwrite the whole memory, a ring buffer, twice."""
 
@@ -34,7 +34,7 @@ SEEDS = {
     "absolute": 5,
     "absolute_per_layer": 2,
 }
-"""Seeds of parameters whose greedy texts are varied and differ between rows; default 1."""
+"""Seeds of parameters that give varied greedy texts, with different rows; the default is 1."""
 
 
 def lively(form):
@@ -51,7 +51,7 @@ def lively(form):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Per token made with memory: its logits [B,V], and ``filled`` and ``oldest`` before it."""
+    """For each token made with memory: its logits [B,V]; ``filled`` and ``oldest`` before it."""
     seen: list[tuple[np.ndarray, ...]] = []
     by_memory = generation._step_with_memory
     keep = lambda *arrays: seen.append(tuple(map(np.array, arrays)))
@@ -85,7 +85,7 @@ def test_a_greedy_row_of_a_batch_is_what_it_is_alone(form):
 
 
 def recomputed(form, window, text, mem_len):
-    """Logits [T,V] of ``reference``: all of a text as one segment, without memory, in float64."""
+    """Logits [T,V] from ``reference``, with the text as one segment, no memory, in float64."""
     cfg, params = lively(form)
     cfg, params = dataclasses.replace(cfg, same_length=window), reference.float64(params)
     scores, _ = reference.logits(params, cfg, text, [[]] * cfg.n_layer, mem_len)
@@ -95,7 +95,7 @@ def recomputed(form, window, text, mem_len):
 def assert_recomputed(form, window, c, lengths, asked):
     """Asserts that tokens and logits equal those of the whole text recomputed for each token.
 
-    One pass computes all of them, because no token changes the logits before it.
+    One pass computes the logits of all tokens, because no token changes earlier logits.
     """
     prompts = prompts_of(*lengths)
     tokens = greedy(form, prompts, c)

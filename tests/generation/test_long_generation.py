@@ -17,7 +17,7 @@ from txl_jax.model.transformer_xl import TransformerXL
 LENGTH = 5000
 """Number of tokens; they are made in 79 pieces, of which the last is the shortest."""
 SETTLED = 3
-"""Number of pieces after which no memory may be added and nothing compiled."""
+"""After this number of pieces, generation must add no memory and compile nothing."""
 
 FORMS: dict[str, dict[str, Any]] = {
     "with memory": {},
@@ -27,7 +27,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def compiled():
-    """A list to which the names of JAX's events of tracing, lowering and compiling are added."""
+    """A list that collects the names of JAX's events of tracing, lowering and compiling."""
     events: list[str] = []
 
     def listen(event: str, duration_secs: float, **_: str | int) -> None:
@@ -42,7 +42,7 @@ def compiled():
 @pytest.mark.integration
 @pytest.mark.parametrize("form", FORMS)
 def test_five_thousand_tokens_take_no_more_memory_than_a_few(form, compiled, tmp_path, capsys):
-    """The function that the command calls asks after each piece whether to stop."""
+    """``write_continuations`` calls a function after each piece; here it measures memory."""
     cfg = tiny_models.config(vocab_size=256, **FORMS[form])
     c = GenerateConfig(
         prompt="the", length=LENGTH, mem_len=8, temperature=1.0, repetition_penalty=1.2

@@ -19,7 +19,7 @@ from txl_jax.generation import prompts
 from txl_jax.model.transformer_xl import TransformerXL
 
 NEWER = 99
-"""A format that this version does not have."""
+"""The number of a checkpoint format that this version cannot read."""
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_line_of_prompts_that_is_not_json_is_named_by_file_and_line(chars, tmp
 
 
 def test_no_new_tokens_are_refused_and_the_last_sample_stays(chars, tmp_path, refused):
-    """Models trained for the rows of a table have ``generate.length`` 0 in their settings."""
+    """For example, the mode ``ablation`` trains models with the setting ``generate.length`` 0."""
     workdir = tmp_path / "model"
     shutil.copytree(chars, workdir)
     (workdir / "sample.txt").write_text("kept")
@@ -161,7 +161,7 @@ def test_bytes_of_a_flag_that_are_not_utf8_are_refused(chars, words, refused):
 
 
 def test_bytes_of_a_flag_reach_a_model_of_bytes(tmp_path, command):
-    """Bytes that are not UTF-8 are U+FFFD in printed text and JSON; ``sample.txt`` keeps them."""
+    """Invalid UTF-8 becomes U+FFFD in printed text and JSON. ``sample.txt`` keeps the bytes."""
     folder = exported(tmp_path / "model", Vocab.all_bytes())
     out = tmp_path / "out.jsonl"
     prompt = b"a\xffb\xe2\x82".decode("utf-8", "surrogateescape")
@@ -176,7 +176,7 @@ def test_bytes_of_a_flag_reach_a_model_of_bytes(tmp_path, command):
 
 
 def test_a_byte_order_mark_is_no_part_of_a_prompt(chars, words, tmp_path, command):
-    """Some editors write a mark before UTF-8 text; it is no character and no part of a word."""
+    """Some editors write a byte-order mark before UTF-8 text; no prompt includes this mark."""
     text, lines = tmp_path / "mark.txt", tmp_path / "mark.jsonl"
     text.write_bytes(b"\xef\xbb\xbfthe cat")
     lines.write_bytes(b'\xef\xbb\xbf{"prompt": "the cat"}\n')

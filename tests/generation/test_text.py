@@ -1,4 +1,4 @@
-"""Tokens become text piece by piece; stop texts and cut characters are the same for any cut."""
+"""Tokens become text piece by piece. The pieces change neither stop texts nor split characters."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -22,11 +22,11 @@ VOCABS = {
     "subword": Vocab.from_subwords([b"abab abba \xc3\xa9 ab " * 9], vocab_size=262),
 }
 BYTES = [*b"ab \n", *"é€\ufffd".encode(), 0xFF]
-"""ASCII bytes, the bytes of characters of two and three bytes, and a byte of no character."""
+"""ASCII bytes, the bytes of characters of two and three bytes, and an invalid byte."""
 
 
 def in_pieces(vocab, prompt, made, sizes, **settings):
-    """Feeds a continuation tokens in pieces of these sizes; returns it and the shown texts."""
+    """Adds tokens to a ``Continuation`` in pieces of these sizes; returns it and shown texts."""
     c = GenerateConfig(length=len(made), **settings)
     row, shown = Continuation("", vocab, c, list(prompt)), []
     ends = np.cumsum(sizes).tolist()
@@ -78,7 +78,7 @@ def cases(draw):
 @hypothesis.settings(max_examples=250, deadline=None, derandomize=True, database=None)
 @hypothesis.given(cases())
 def test_a_stop_text_is_found_the_same_whatever_the_pieces(case):
-    """Of all matches in the text, the one that ends first counts; of several, the longest."""
+    """The match that ends first counts. If several matches end there, the longest one counts."""
     vocab, prompt, made, sizes, stops, valid_text = case
     row, shown = in_pieces(vocab, prompt, made, sizes, stop=tuple(stops), valid_text=valid_text)
     text = text_of(vocab, prompt, made, valid_text)
@@ -159,8 +159,8 @@ def test_rows_of_a_batch_stop_as_they_do_alone(monkeypatch, size):
 @pytest.mark.parametrize(
     ("kind", "separator", "prompt", "made", "text", "ended"),
     [
-        ("byte", "\n\n", "a\n", "\nb", "", "\n\n"),  # the prompt has its first character
-        ("byte", "\n\n", "a\n\n", "\nb", "\nb", "length"),  # the prompt has a whole one
+        ("byte", "\n\n", "a\n", "\nb", "", "\n\n"),  # the prompt has the separator's start
+        ("byte", "\n\n", "a\n\n", "\nb", "\nb", "length"),  # the prompt has a whole separator
         ("byte", "\n\n", "", "\nb", "\nb", "length"),
         ("byte", "\n\n", "a\n", "b\n\na", "b", "\n\n"),
         ("byte", "<end>", "a <e", "nd> a", "", "<end>"),
@@ -169,10 +169,10 @@ def test_rows_of_a_batch_stop_as_they_do_alone(monkeypatch, size):
         ("word", "\n\n", "a\r\n", "\nb", "", "\n\n"),
         ("word", "\r\n", "a", "b\na", " b", "\n"),
         ("word", "B", "a", "a b a", " a ", "b"),
-        ("word", "b", "a", "ab aba b a", " ab aba ", "b"),  # a separator of words is whole words
+        ("word", "b", "a", "ab aba b a", " ab aba ", "b"),  # a separator matches only whole words
         ("word", "a b", "aba", "b a", " b a", "length"),
         ("word", "a b", "b a", "b a", "", "a b"),
-        ("word", "\t", "a", "b a", " b a", "length"),  # it has no token
+        ("word", "\t", "a", "b a", " b a", "length"),  # the separator has no token
     ],
 )
 def test_a_separator_ends_a_continuation_where_it_ends(
@@ -193,7 +193,7 @@ def test_no_other_stop_text_begins_in_the_prompt(monkeypatch):
 
 @pytest.mark.parametrize("size", [1, 2, 7])
 def test_a_prompt_that_ends_inside_a_character_is_continued_with_that_character(monkeypatch, size):
-    """The prompt ends with two of the character's three bytes; the shown prompt ends before."""
+    """The prompt ends with two of the character's three bytes. The shown prompt leaves them out."""
     euro, rest = "€".encode(), list(b"uro\xc3")
     prompt = (b"a\xff" + euro[:2]).decode("utf-8", "surrogateescape")
     made = [euro[2], *rest]

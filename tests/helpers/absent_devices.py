@@ -1,4 +1,4 @@
-"""Devices this machine lacks; tests that compile for them are skipped without the compiler."""
+"""Devices this machine lacks; without their compiler, tests that compile for them are skipped."""
 
 import contextlib
 import importlib.util
@@ -21,7 +21,8 @@ needs_libtpu = pytest.mark.skipif(not HAS_LIBTPU, reason=NO_LIBTPU)
 def absent_tpus(topology: str) -> Iterator[list[jax.Device]]:
     """Yields the chips of a slice to compile for, and restores the environment afterwards.
 
-    libtpu ends a process at its first program if XLA_FLAGS holds the tests' CPU flags.
+    Meanwhile, XLA_FLAGS is not set: with the tests' CPU flags in it, libtpu would end the process
+    at its first program.
     """
     jax.devices()  # the CPU backend reads XLA_FLAGS here
     before = dict(os.environ)

@@ -1,4 +1,4 @@
-"""Small corpora in the formats in which they are published, and functions that look them up."""
+"""Small corpora in their published formats, and functions that look them up."""
 
 import dataclasses
 import functools
@@ -64,7 +64,7 @@ def refused(call) -> str:
 
 @pytest.fixture
 def served(tmp_path):
-    """A folder and the URL that it is served under."""
+    """A folder, and the URL at which a local HTTP server serves it."""
     folder = tmp_path / "served"
     folder.mkdir()
 

@@ -47,9 +47,9 @@ from txl_jax.training.step import make_dispatch
 
 LONGEST_MESSAGE = 600
 HUNG_SECONDS = 60.0
-"""The most CPU time, in seconds, that reading and checking settings may take."""
+"""The most CPU time, in seconds, allowed for reading and checking settings."""
 DEEP = 8
-"""Deeper models are traced as a scan over layers, or with only this many, as all are alike."""
+"""Deeper models are traced as a scan, or with only this many layers: all layers are alike."""
 
 BASE = {
     "model": {

@@ -10,7 +10,7 @@ from txl_jax.model.adaptive import clusters
 
 
 def pytorch(c, seed=0):
-    """``state_dict`` of the authors' ``MemTransformerLM``, aliases of tied tensors included."""
+    """``state_dict`` of the authors' ``MemTransformerLM``; a tied tensor has all its names."""
     d, heads, big = c.d_model, c.n_head * c.d_head, c.d_embed or c.d_model
     per_layer = (c.n_layer,) if c.untie_r else ()
     rows = (c.n_layer, c.n_positions, c.n_head)
@@ -70,8 +70,8 @@ def pytorch(c, seed=0):
 def nvidia(c, seed=0):
     """The values of :func:`pytorch` by NVIDIA's names.
 
-    Tied projections are only in ``shared_out_projs``. The ``r_emb`` of ``absolute_per_layer`` has
-    one axis [N*H] where that of :func:`pytorch` has two, [N,H].
+    Tied projections are only in ``shared_out_projs``. With ``absolute_per_layer``, ``r_emb`` has
+    one axis [N*H] instead of the two axes [N,H] that :func:`pytorch` gives it.
     """
     state = {}
     for name, array in pytorch(c, seed).items():

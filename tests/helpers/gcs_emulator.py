@@ -4,9 +4,9 @@
 
 It prints its port, then serves until it is stopped.
 
-The package gcp-storage-emulator stores the objects. This file adds what clients rely on and the
-package lacks: conditions on the generation of an object, the generation in the response to a
-read, and that an upload which is cut off stores nothing.
+The package gcp-storage-emulator stores the objects. This file adds what clients need and the
+package lacks: a request can set a condition on an object's generation, the response to a read
+names the generation, and an upload that is cut off stores nothing.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Models of every form that generates text, and prompts for them."""
+"""The settings of every form of model that generates text, and prompts for these models."""
 
 from typing import Any
 

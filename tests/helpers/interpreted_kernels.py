@@ -1,6 +1,7 @@
-"""Fused attention in Triton's interpreter and plain attention, in every form kernels distinguish.
+"""Fused attention in Triton's interpreter, and plain attention, for each case kernels distinguish.
 
-The interpreter has a process of its own: TRITON_INTERPRET must be set when Triton is imported.
+The interpreter runs in its own process, because TRITON_INTERPRET must be set before Python
+imports Triton.
 """
 
 import concurrent.futures
@@ -72,7 +73,7 @@ TOLERANCE = {"float32": 1e-6, "float16": 5e-3, "bfloat16": 2e-2}
 
 
 def made(form, dtype="float32"):
-    """A form's attention inputs."""
+    """The attention inputs of a form of ``FORMS``."""
     t, m = form.get("t", 21), form.get("m", 27)
     rows = form.get("rows", B)
     filled = jnp.asarray(form.get("filled", (m,) * rows), jnp.int32)

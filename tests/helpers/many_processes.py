@@ -1,4 +1,4 @@
-"""The command as several processes of one run, which find each other over loopback."""
+"""Runs the command as several processes of one training run on this machine."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ app.run(run, flags_parser=main.parse_flags)
 
 
 QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-"""Halves the start of a process, mostly compiling (measured: 15 s of a core, without it 29 s)."""
+"""Halves a process's start-up, which is mostly compilation (measured: 15 s of a core, not 29)."""
 
 
 class Processes:
@@ -97,7 +97,7 @@ class Processes:
         return [p.returncode for p in self.all], [self.output(i) for i in range(len(self.all))]
 
     def until(self, true, limit=None):
-        """Waits until ``true()``; fails with the processes' outputs at time ``limit``."""
+        """Waits until ``true()`` is true; fails with the processes' outputs at time ``limit``."""
         limit = limit or time.monotonic() + 240
         while not true():
             if time.monotonic() > limit:

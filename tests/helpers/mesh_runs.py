@@ -52,7 +52,7 @@ def experiment(mesh=(1, 1, 1), **changes) -> ExperimentConfig:
 def batches(vocab_size=V) -> list[Batch]:
     rng = np.random.default_rng(0)
     weights = np.ones((B, T), np.float32)
-    weights[0, T // 2 :] = 0  # rows may differ in their number of targets
+    weights[0, T // 2 :] = 0  # row 0 has fewer targets than the other rows
     made = []
     for step in range(STEPS):
         tokens = np.minimum(rng.geometric(0.05, (B, T + 1)), vocab_size) - 1  # from all clusters

@@ -1,7 +1,7 @@
 """One small model for every value of every setting of the model.
 
-A new setting, or a new value of a setting, is in :func:`models` automatically, so that tests over
-all models notice it. A setting that is a number needs a value in :data:`VALUES`.
+:func:`models` includes a new setting, or a new value of a setting, automatically, so tests over
+all models cover it. A setting that is a number needs a value in :data:`VALUES`.
 """
 
 import dataclasses
@@ -46,11 +46,11 @@ NEEDS: dict[str, dict] = {
     "proj_same_dim": _CLUSTERS,
     "tie_weight": {"d_embed": 5},
 }
-"""By setting: the other settings without which it has no effect."""
+"""For each setting, the other settings that it needs to have an effect."""
 
 
 def values(field: dataclasses.Field) -> list:
-    """Every value of a setting whose type lists them, else its :data:`VALUES`."""
+    """Every value that the setting's type lists; if it lists none, its :data:`VALUES`."""
     kind = typing.get_type_hints(txl_jax.TransformerXLConfig)[field.name]
     if kind is bool:
         return [False, True]

@@ -31,7 +31,7 @@ def flat(tree):
 
 
 def edge_cases(form):
-    """Parameters, one with a norm above 10 and one all zeros, and gradients, one all zeros."""
+    """Returns parameters (one has norm above 10, one is all zeros) and gradients (one is zero)."""
     params = copy.deepcopy(tiny_models.variables(tiny_models.config(**FORMS[form]))["params"])
     layer = params["layer_0"]
     layer["feed_forward"]["inner"]["kernel"] *= 30
@@ -46,7 +46,7 @@ def edge_cases(form):
 
 
 def by_optimizer(params, gradients, c, place=lambda tree: tree):
-    """Yields the parameters after each gradient, by the optimizer of settings ``c``, jitted."""
+    """Yields the parameters after each gradient, from the jitted optimizer with settings ``c``."""
     exp = ExperimentConfig(optimizer=c, train=TrainConfig(steps=STEPS))
     optimizer = make_optimizer(exp)
     params = place(params)
@@ -59,7 +59,7 @@ def by_optimizer(params, gradients, c, place=lambda tree: tree):
 
 
 def spread(tree):
-    """Cuts every array over eight devices, along the first axis whose size 8 divides, if any."""
+    """Shards each array over eight devices on its first axis divisible by 8, or replicates it."""
     mesh = jax.make_mesh((8,), ("any",), (jax.sharding.AxisType.Auto,))
 
     def put(x):

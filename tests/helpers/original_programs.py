@@ -1,8 +1,8 @@
-"""Runs the published PyTorch programs; tests are skipped where these or torch are missing.
+"""Runs the published PyTorch programs; a test is skipped if its program or torch is missing.
 
-``TXL_AUTHORS_CODE`` and ``TXL_NVIDIA_CODE`` name the folders of their code that
-``tests/recorded/record.py`` takes as ``--original`` and ``--nvidia``. Hugging Face's library
-has the model up to transformers 4.35.
+The environment variables ``TXL_AUTHORS_CODE`` and ``TXL_NVIDIA_CODE`` name the folders with the
+authors' and NVIDIA's code. ``tests/recorded/record.py`` takes the same folders as ``--original``
+and ``--nvidia``. Hugging Face's library has the model up to transformers 4.35.
 """
 
 import functools
@@ -21,7 +21,7 @@ FOLDERS = {"pytorch": "TXL_AUTHORS_CODE", "nvidia": "TXL_NVIDIA_CODE"}
 
 
 def model(program, folder):
-    """The program's model, from files written for it that must have exactly its tensors."""
+    """Loads the program's model from ``folder``, whose files must have exactly its tensors."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     if program == "huggingface":
         transformers = pytest.importorskip("transformers", reason="transformers is not installed")

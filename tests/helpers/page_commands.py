@@ -5,7 +5,7 @@ import shlex
 
 
 def links(text: str) -> list[str]:
-    """Targets of Markdown links that are neither addresses nor anchors of the page itself."""
+    """The files that Markdown links name; web addresses and anchors of the page are left out."""
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     targets = re.findall(r"\]\(([^()\s]+)\)", prose)
     paths = [t.partition("#")[0] for t in targets if "://" not in t]
@@ -19,7 +19,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 def calls(text: str, program: str) -> list[list[str]]:
-    """Arguments of every call, in ``sh`` blocks, of a program given as a regular expression."""
+    """Arguments of every call in ``sh`` blocks of a program that the regular expression matches."""
     found = []
     for block in re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():

@@ -36,14 +36,14 @@ def _of(block: str):
 
 
 def _pieces(file: str, about: str, lines: list[str]):
-    """Yields the edit of one hunk; its unchanged and removed lines are what is replaced."""
+    """Yields the edit of one hunk; it replaces the hunk's unchanged and removed lines."""
     before = [line[1:] for line in lines if line[:1] != "+"]
     after = [line[1:] for line in lines if line[:1] != "-"]
     yield Edit(file, about, "\n".join(before) + "\n", "\n".join(after) + "\n")
 
 
 def copy_with(folder, chosen):
-    """A copy of the repository's Python files with the edits; asserts that each fits one place."""
+    """Copies the repository's Python files and applies the edits; each must fit just one place."""
     for name in ("txl_jax", "tests", "benchmarks", "configs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.cfg", "pyproject.toml"):

@@ -16,7 +16,7 @@ OTHER_RECORDINGS = ("lamb",)
 
 
 def recordings():
-    """Name and folder of every recorded model; the first folder counts if several have a model."""
+    """Name and folder of every recorded model; if several folders have it, the first counts."""
     found: dict[str, str] = {}
     for where, folder in FOLDERS.items():
         for file in sorted(folder.glob("*.json")):
@@ -41,7 +41,7 @@ class Recorded:
         return {**self.meta["constructor"], "impl": self.meta["impl"], **untie_r}
 
     def under(self, prefix):
-        """Every array whose key starts with ``prefix``, by the rest of the key."""
+        """Every array whose key starts with ``prefix``, keyed by the rest of its key."""
         return {k[len(prefix) :]: self.arrays[k] for k in self.arrays.files if k.startswith(prefix)}
 
     def first_mems(self, model):

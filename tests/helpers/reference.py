@@ -1,8 +1,8 @@
 """A second, slow and simple model in float64: loops over heads, queries, keys and words.
 
-It follows the papers' formulas (Transformer-XL, section 3.3, without appendix B: each pair's
-position is scored; adaptive softmax: every word of every cluster) and uses no code of the
-package. Functions compute one row at a time:
+It follows the papers' formulas and uses no code of the package. It scores the position of each
+query-key pair (Transformer-XL, section 3.3) without the shortcut of appendix B, and its adaptive
+softmax scores every word of every cluster. Functions compute one row of a batch at a time:
 
   params  the package's parameters as nested dicts of numpy arrays
   cfg     only attributes are read: n_layer, d_head, attention, pre_lnorm, cutoffs, …
@@ -17,14 +17,14 @@ import re
 import numpy as np
 
 ANY = None
-"""Marks a setting for which the formulas hold whatever its value."""
+"""Marks a setting for which the formulas hold with every value."""
 
 UNUSED = {
     # Initial values, and settings that only training uses.
     *("init_std", "proj_init_std", "sample_softmax", "dropout_mask"),
     *("dropout", "dropout_input", "dropout_output", "dropout_qkv"),
     *("dropout_embedding", "dropatt", "dropout_latent"),
-    # Settings of how numbers are computed, which change them only by rounding.
+    # Settings of how results are computed; they change results only by rounding.
     *("matmul_precision", "scan_layers", "remat", "kernel"),
 }
 """Settings that change no formula here."""
@@ -89,7 +89,7 @@ def float64(tree):
 
 
 def sinusoid(distance, cfg):
-    """R_d, distances above ``clamp_len`` clamped: D/2 sines, D/2 cosines of d / 10000^(2k/D)."""
+    """R_d: D/2 sines, then D/2 cosines of d / 10000^(2k/D); d is at most ``clamp_len``, if set."""
     if cfg.clamp_len > 0:
         distance = min(distance, cfg.clamp_len)
     angles = [distance / 10000 ** (2 * k / cfg.d_model) for k in range(cfg.d_model // 2)]
@@ -126,7 +126,7 @@ def joined(x, y, p):
 
 
 def attention_mask(i, n_past, mem_len, same_length, starts):
-    """Positions of [memory; segment] that query i of the segment may attend to, as a list.
+    """Positions of [memory; segment] that query i of the segment can attend to, as a list.
 
     ``starts``: positions of the segment where a new episode begins.
     """
@@ -190,14 +190,14 @@ def core(params, cfg, inputs, memory, mem_len, starts=()):
     """Output states (list of T vectors) and new memory of one row.
 
     Args:
-      inputs: list of T vectors [D], real tokens only.
+      inputs: list of T vectors [D], without padding.
       memory: L lists of vectors [D].
       mem_len: M, the largest number of positions that memory keeps.
       starts: positions where a new episode begins; earlier positions are neither seen nor kept.
     """
     check_known(params, cfg)
     states, new_memory = list(inputs), []
-    from_end = range(len(states) - 1, -1, -1)  # positions in the absolute forms
+    from_end = range(len(states) - 1, -1, -1)  # absolute forms count positions from the end
     if cfg.attention == "absolute":
         states = [h + sinusoid(e, cfg) for h, e in zip(states, from_end, strict=True)]
     for n in range(cfg.n_layer):
@@ -235,13 +235,13 @@ def core(params, cfg, inputs, memory, mem_len, starts=()):
 
 
 def clusters(cfg):
-    """(first word, word after the last) of the head and of each tail."""
+    """(first word, last word + 1) of the head cluster and of each tail cluster."""
     edges = [0, *cfg.cutoffs, cfg.vocab_size]
     return list(itertools.pairwise(edges))
 
 
 def projection(params, cfg, i, of_softmax):
-    """The matrix [d_i,D] from cluster i's width to the model's, of the embedding or softmax."""
+    """The embedding's or softmax's projection [d_i,D] from cluster i's width to the model's."""
     width = (cfg.d_embed or cfg.d_model) // cfg.div_val**i
     if width == cfg.d_model and (cfg.div_val == 1 or not cfg.proj_same_dim):
         return np.eye(cfg.d_model)
@@ -305,7 +305,7 @@ def logits(params, cfg, tokens, memory, mem_len, starts=()):
 def nll(params, cfg, tokens, targets, memory, mem_len, starts=(), context_len=0):
     """-log p(target) in nats (list of T numbers) and new memory of one row.
 
-    The first ``context_len`` tokens are read and not scored; ``targets`` has none for them.
+    The first ``context_len`` tokens are read but not scored; ``targets`` has no ids for them.
     """
     scores, memory = logits(params, cfg, tokens, memory, mem_len, starts)
     pairs = zip(scores[context_len:], targets, strict=True)

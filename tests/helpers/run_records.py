@@ -1,4 +1,4 @@
-"""Compares the records and final states of two runs; and a guard that stops a run."""
+"""Compares the records and final states of two runs, and defines a guard that stops a run."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Training states made without training, different at each step, to be saved and restored."""
+"""Untrained training states, different at each step, for tests of saving and restoring."""
 
 import functools
 
@@ -14,7 +14,7 @@ from txl_jax.training.state import init_state
 
 @functools.cache
 def _shapes(seed, model, train, optimizer, average):
-    """The shapes of the state before the first step, from the sections that determine them."""
+    """The shapes of the state before the first step, from the settings that determine them."""
     sections = {"model": model, "train": train, "optimizer": optimizer, "average": average}
     exp = txl_jax.ExperimentConfig(seed=seed, **sections)
     init = lambda: init_state(exp, txl_jax.TransformerXL(model), make_optimizer(exp))

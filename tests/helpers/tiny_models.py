@@ -19,7 +19,7 @@ ATTENTION: dict[str, dict] = {
     "shaw": {"n_positions": 6},
     "absolute_per_layer": {"n_positions": 9, "d_head": 4},
 }
-"""By form of attention: the other arguments of :func:`config` that it needs."""
+"""For each form of attention, the other arguments of :func:`config` that it needs."""
 
 GTRXL: dict = {
     "pre_lnorm": True,
@@ -60,7 +60,7 @@ def shapes(cfg):
 
 @functools.cache
 def variables(cfg, seed=0):
-    """``{"params": …}`` drawn N(0, 0.4), gains of LayerNorm N(1, 0.4); a seed fixes the values."""
+    """``{"params": …}``, normal with mean 0 (LayerNorm gains: 1), deviation 0.4 and this seed."""
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):
@@ -73,24 +73,24 @@ def variables(cfg, seed=0):
 def apply(cfg, method):
     """Returns ``model.apply`` of one method, which takes (variables, *inputs, reset=…, lengths=…).
 
-    It is not jitted, so XLA compiles single operations, which forms of equal shapes share.
+    The result is not jitted: XLA compiles single operations, and models of equal shapes share them.
     """
     return functools.partial(txl_jax.TransformerXL(cfg).apply, method=method)
 
 
 def quick(function, **options):
-    """``jax.jit`` that compiles in half the time; the tiny models run as fast."""
+    """``jax.jit`` with less optimisation: compiles in half the time; tiny models run as fast."""
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0}, **options)
 
 
 @functools.cache
 def compiled(cfg, method):
-    """:func:`apply` under jit, for shapes that few forms share and for tests that need jit."""
+    """:func:`apply` under jit, for shapes that few models share and for tests that need jit."""
     return quick(apply(cfg, method))
 
 
 def memory(cfg, filled, mem_len, seed=0):
-    """A memory of random states in every slot, of which row b's newest ``filled[b]`` are real.
+    """A memory with random states in every slot; in row b, only the newest ``filled[b]`` are real.
 
     M is 0 if the form of attention has no memory.
     """

@@ -80,14 +80,14 @@ def evaluate(trained, corpus, workdir):
 
 
 def corpus_and_experiment(folder, **changes):
-    """The prepared corpus, and the experiment with the size of the corpus's vocabulary."""
+    """The prepared corpus, and the experiment, which gets the corpus's vocabulary size."""
     exp = experiment(folder, **changes)
     corpus = corpus_from_config(exp.data)
     return corpus, with_vocab(exp, corpus)
 
 
 def train(exp, corpus, workdir, guard=None):
-    """Trains one seed in a workdir, into which it writes no settings; returns the outcome."""
+    """Trains one seed in a workdir without writing its settings there; returns the outcome."""
     plan = build_plan(exp, corpus, str(workdir))
     (outcome,) = loop.train(plan, guard or PreemptionGuard())
     return outcome
@@ -172,7 +172,7 @@ def call(*arguments, timeout=300, cwd=ROOT, **environment):
 
 def interrupt(sent, *arguments, when, timeout=120):
     """Runs the command, sends a signal when ``when()`` is true; returns exit code and output."""
-    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # else nohup's SIG_IGN is inherited
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # else it inherits nohup's SIG_IGN
     process = subprocess.Popen(
         command(*arguments),
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""One finished run of the command, which every test that only needs a trained workdir shares."""
+"""One finished run of the command, shared by all tests that only need a trained workdir."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from tiny_runs import call, write_config
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
-    """A run of 12 steps. Many tests read ``workdir``: a test that writes to it takes a copy."""
+    """A run of 12 steps. Many tests read ``workdir``, so a test must write only to a copy of it."""
 
     folder: pathlib.Path
     """The folder of the text, ``text.txt``."""
@@ -23,13 +23,13 @@ class TrainedRun:
     stderr: str
 
     def copied(self, to: pathlib.Path) -> pathlib.Path:
-        """A copy of the workdir, which a test may change."""
+        """Copies the workdir; a test can change the copy."""
         return shutil.copytree(self.workdir, to)
 
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory):
-    """The shared run; one worker of pytest-xdist makes it for all."""
+    """The shared run; one worker of pytest-xdist makes it for all workers."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained_run"
     said = folder / "said.json"

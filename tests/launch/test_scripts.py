@@ -43,7 +43,7 @@ esac
 
 
 def pins(python):
-    """``{name: version}`` of the constraints that hold on Linux for one version of Python."""
+    """Returns ``{name: version}`` of the constraints for Linux and one version of Python."""
     environment = {
         "python_version": python,
         "python_full_version": f"{python}.0",
@@ -67,7 +67,7 @@ def pins(python):
 
 
 def dependencies():
-    """Returns all dependencies but wandb, and torch and tensorflow, which only conversions need."""
+    """Returns all dependencies except wandb and, for conversions only, torch and tensorflow."""
     loose = ("convert-torch", "convert-tf", "wandb")
     extras = {k: v for k, v in PROJECT["optional-dependencies"].items() if k not in loose}
     groups = [PROJECT["dependencies"], *extras.values()]
@@ -100,7 +100,7 @@ def test_jax_and_its_libraries_are_of_one_version(python):
 
 
 def test_what_is_pinned_is_what_a_fresh_environment_runs():
-    """Checks only an environment of launch/setup_env.sh; one made by hand may differ."""
+    """Checks only environments that launch/setup_env.sh made; those made by hand can differ."""
     if not (pathlib.Path(sys.prefix) / "txl-installed").exists():
         pytest.skip("this environment was not made by launch/setup_env.sh")
     from importlib import metadata
@@ -158,7 +158,10 @@ def test_scripts_pass_shellcheck():
 
 @pytest.fixture
 def project(tmp_path):
-    """A function that runs a copy of the scripts, in a path with a space, with a fake Python."""
+    """Returns a function that runs a launch script with a fake Python.
+
+    The script is a copy, in a folder whose path has a space.
+    """
     root, tools, home = tmp_path / "a project", tmp_path / "tools", tmp_path / "elsewhere"
     for folder in (root, tools, home):
         folder.mkdir()
@@ -251,7 +254,7 @@ def test_a_change_that_failed_to_install_is_not_undone_by_reverting_it(project):
 
 
 def nvidia_smi(*gpus):
-    """A fake nvidia-smi; each GPU is ``driver, compute capability``, or has no second part."""
+    """Returns a fake nvidia-smi. A GPU is ``driver, compute capability``, or only ``driver``."""
     query = "".join(f"; echo '{gpu}'" for gpu in gpus)
     old = '[ "$1" != "${1#*compute_cap}" ] && exit 2' if "," not in gpus[0] else ":"
     listed = f"if [ \"$1\" = -L ]; then echo 'GPU 0: a GPU'; else {old}{query}; fi"
@@ -281,7 +284,7 @@ def test_cuda_is_installed_where_a_gpu_is_found_unless_told_otherwise(project):
         (["580.95.05, [N/A]"], "cuda13"),
         (["575.57.08, 10.0"], "cuda12"),
         (["525.60.13, 8.0"], "cuda12"),
-        (["535.104.05"], "cuda12"),  # an nvidia-smi without compute capabilities
+        (["535.104.05"], "cuda12"),  # this nvidia-smi cannot query compute capabilities
         (["GPU 0: a GPU"], "cuda12"),
     ],
 )
@@ -372,7 +375,7 @@ def test_one_environment_never_has_two_versions_of_cuda(project):
 
 
 def test_compiling_for_absent_gpus_and_cuda12_are_in_two_environments(project):
-    """The extra compile-cuda has the plugin of CUDA 13."""
+    """compile-cuda installs JAX's CUDA 13 plugin, and JAX works with one CUDA plugin only."""
     project.program("nvidia-smi", nvidia_smi("550.54.14, 9.0"))
     for settings in ({"TXL_EXTRAS": "cuda12 compile-cuda"}, {"TXL_EXTRAS": "compile-cuda"}):
         done, installs = project(**settings)
@@ -385,7 +388,7 @@ def test_compiling_for_absent_gpus_and_cuda12_are_in_two_environments(project):
     project()
     _, installs = project("compile-cuda", script="install.sh", TXL_EXTRAS="")
     assert [line.rpartition(" ")[2] for line in installs] == [
-        *(".[compile-cuda]", ".[cuda12]", ".[compile-cuda]")  # each removes the other's plugin
+        *(".[compile-cuda]", ".[cuda12]", ".[compile-cuda]")  # each removes the plugin of the other
     ]
 
 
@@ -452,7 +455,7 @@ def test_the_extra_of_the_machine_is_added_to_those_that_are_asked_for(
     [
         ({}, {}, False),
         ({"dev/accel0": ""}, {}, True),
-        ({"dev/accel/accel0": ""}, {}, False),  # the accelerators of other companies
+        ({"dev/accel/accel0": ""}, {}, False),  # accelerators of other vendors use this path
         ({"dev/vfio/0": "", "sys/bus/pci/devices/a/vendor": "0x1ae0\n"}, {}, True),
         ({"dev/vfio/0": "", "sys/bus/pci/devices/a/vendor": "0x10de\n"}, {}, False),
         ({"dev/vfio/vfio": "", "sys/bus/pci/devices/a/vendor": "0x1ae0\n"}, {}, False),
@@ -507,7 +510,7 @@ SLOW_INSTALL = FAKE_PYTHON.replace(
 
 
 def test_machines_that_share_an_environment_install_in_turn_and_train_together(project):
-    """The fake pip fails while another one runs; the fake training fails if it has the lock."""
+    """The fake pip fails while another pip runs; the fake training fails if it holds the lock."""
     project.link("flock", "rmdir", "sleep")
     trains = '*) [ -e /proc/$$/fd/9 ] && exit 1; echo "$PWD: ${@:2}"'
     project.program("python3", SLOW_INSTALL.replace('*) echo "$PWD: ${@:2}"', trains))
@@ -575,7 +578,7 @@ def test_ci_uses_an_environment_of_its_own_and_removes_it(project, tmp_path):
 
 
 # --------------------------------------------------------------------------------------
-# Clusters and clouds. A test cannot reach them: fake programs in place of their own ones write down
+# Clusters and clouds. Tests cannot reach them: fake programs replace their programs, and write down
 # how they were called.
 
 MAIN = ["-m", "txl_jax.main"]
@@ -651,7 +654,7 @@ TPU_SLICE = [
 
 
 def dry_runs(root):
-    """``{case: (script, arguments, variables, commands)}``, with an existing environment."""
+    """Returns ``{case: (script, arguments, variables, commands)}`` for an existing environment."""
     python = str(root / ".venv" / "bin" / "python")
     explicit = ["--distributed", "--coordinator=node0:12345", "--num_processes=2", "--process_id=1"]
     srun = ["srun", "--kill-on-bad-exit=1", "--gpu-bind=none", "--cpus-per-task=6", python, *MAIN]
@@ -712,7 +715,7 @@ def test_a_commit_runs_every_check_of_the_test_script_but_pytest():
     (*checks, _) = dry_runs(ROOT)["test"][-1]
     bare = [[pathlib.Path(program).name, *words] for program, *words in checks]
     assert [shlex.split(hook["entry"]) for hook in hooks] == bare
-    assert all(hook["language"] == "system" for hook in hooks)  # run in this environment
+    assert all(hook["language"] == "system" for hook in hooks)  # hooks run in this environment
     assert not any(hook["pass_filenames"] for hook in hooks)
 
 
@@ -807,9 +810,10 @@ def test_a_machine_without_gpu_is_an_error_that_names_the_script_for_it(project)
 
 @pytest.fixture
 def slurm(project):
-    """A function that runs a copy of the job, as Slurm does; ``task`` is what a process does.
+    """Returns a function that runs a copy of slurm.sbatch, as Slurm does.
 
-    Before the job, the environment is made with the extras ``made``, as on a login node.
+    ``task`` is the bash code that the fake srun runs. Before the job, the function makes an
+    environment with the extras ``made``, as a user does on a login node; with None, it makes none.
     """
     project.link("mktemp", "tee")
     project.program("scontrol", '#!/bin/bash\necho "scontrol $*"\n')
@@ -882,7 +886,7 @@ def test_a_slurm_job_never_installs_and_names_the_command_for_what_it_lacks(
 def test_a_slurm_job_knows_an_environment_that_was_made_through_a_link(
     slurm, project, tmp_path, through_link
 ):
-    """bash keeps a link in the name of its folder, and sbatch does not."""
+    """The path of bash's current folder can contain a link; the path from sbatch does not."""
     link = tmp_path / "link"
     link.symlink_to(project.root)
     made, submitted = (link, project.root)[:: 1 if through_link == "installed" else -1]
@@ -940,7 +944,7 @@ OF_JOB = {
 
 @pytest.mark.parametrize("case", [*LAUNCHED, "slurm"])
 def test_the_program_learns_the_command_that_was_typed(project, slurm, case):
-    """A fake Python prints the variables instead of training."""
+    """A fake Python prints TXL_LAUNCHED_BY and TXL_ADDED instead of training."""
     tells = FAKE_PYTHON.replace('*) echo "$PWD: ${@:2}"', '*) echo "$TXL_LAUNCHED_BY|$TXL_ADDED"')
     project.program("python3", tells)
     project.program("nvidia-smi", nvidia_smi("580.95.05, 9.0"))
@@ -993,7 +997,10 @@ def test_a_slurm_job_needs_one_process_per_gpu_and_the_repository(slurm, project
 
 @pytest.fixture
 def cloud(project, tmp_path):
-    """A function that runs ``tpu_vm.sh`` with a fake gcloud; returns the verbs of its calls too."""
+    """Returns a function that runs ``tpu_vm.sh`` with a fake gcloud.
+
+    The function returns the finished process, the verbs of the calls of gcloud, and the installs.
+    """
     project.link("gzip", "nohup", "setsid", "swa", "tar")
     project.program("gcloud", FAKE_GCLOUD)
     project.program("sudo", '#!/bin/bash\necho "sudo $*"\n')

@@ -1,4 +1,4 @@
-"""The package as others install it: a wheel, in another environment, outside of a checkout."""
+"""The package works in a new environment, installed from a wheel or as editable."""
 
 import os
 import pathlib
@@ -19,7 +19,7 @@ SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 
 def run(command, cwd=None):
-    """Runs a command without PYTHONPATH, which leads to the checkout; returns its output."""
+    """Runs a command without PYTHONPATH, which names the checkout; returns the output."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     pipe = subprocess.PIPE
     done = subprocess.run(command, env=env, cwd=cwd, stdout=pipe, stderr=pipe, text=True)
@@ -29,7 +29,7 @@ def run(command, cwd=None):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The folder of programs in an environment with the wheel and this environment's packages."""
+    """Returns ``bin`` of an environment with the wheel and this environment's packages."""
     folder = tmp_path_factory.mktemp("wheel")
     copy_source(folder / "source")
     run([*PIP, "wheel", "-q", "--no-deps", "-w", str(folder / "built"), str(folder / "source")])
@@ -49,12 +49,12 @@ def copy_source(folder):
 
 
 def environment(folder, *package):
-    """Makes an environment with a package and this environment's packages; returns its Python."""
+    """Makes an environment with a package and this environment's packages; returns the Python."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     run([*PIP, "--python", str(python), "install", "-q", "--no-deps", *package])
-    # Dependencies come from this environment. A path in a .pth file does not run the .pth
-    # files in that path, so an editable install of the checkout is not seen.
+    # A .pth file adds this environment's folder, so that dependencies are found. Python does not
+    # read the .pth files in the added folder, so an editable install of the checkout is not found.
     site = pathlib.Path(run([str(python), "-c", SITE]).strip())
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     return python
@@ -88,7 +88,7 @@ def files(folder):
 
 @pytest.mark.slow
 def test_an_editable_install_is_found_from_the_folder_above_and_by_a_type_checker(tmp_path):
-    """From the folder above, the clone ``txl_jax`` looks like a package without ``__init__.py``."""
+    """Seen from its parent folder, the clone ``txl_jax`` is like a package without __init__.py."""
     clone = tmp_path / "txl_jax"
     copy_source(clone)
     python = environment(tmp_path / "env", "-e", str(clone))

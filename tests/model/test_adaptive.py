@@ -1,4 +1,4 @@
-"""The loss in blocks equals that of the dense softmax, whichever clusters the targets are in."""
+"""The loss computed in blocks equals the dense softmax's loss, for targets in any clusters."""
 
 import functools
 from typing import Any
@@ -54,9 +54,9 @@ def dense_loss(cfg, params, h, targets):
 
 @pytest.fixture(params=[4, 11, 1], ids="blocks_of_{}".format)
 def block(request, monkeypatch):
-    """Sets the rows of a block. Blocks of 4 leave one of 3, if all of the 11 rows are scored.
+    """Sets the rows per block: 4 (the last block of all 11 rows then has 3), 11 or 1.
 
-    With 4 and 1, a tile has 3 words, else all. With 11 and 1, inputs are padded as on a GPU.
+    With 4 and 1, a tile has 3 words instead of all. With 11 and 1, inputs are padded as on a GPU.
     """
     if request.param != 11:
         monkeypatch.setitem(cross_entropy.TILE_WORDS, "cpu", 3)
@@ -83,7 +83,7 @@ def test_losses_equal_the_formulas_wherever_the_targets_fall(name, block):
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["one_cluster", "clusters_narrow", "div2"])
 def test_gradients_equal_those_of_the_dense_softmax_wherever_the_targets_fall(name, block):
-    """Compares the gradients of parameters and states; each loss has its own weight, one has 0."""
+    """Compares gradients by parameters and states. Losses have random weights; one weight is 0."""
     cfg, h = FORMS[name], states(FORMS[name])
     weights = np.random.default_rng(0).standard_normal((1, ROWS)).astype(np.float32)
     weights[0, 3] = 0
@@ -106,7 +106,7 @@ def test_gradients_equal_those_of_the_dense_softmax_wherever_the_targets_fall(na
 @pytest.mark.parametrize("tile", [None, 4])
 @pytest.mark.parametrize("some", [False, True])
 def test_forward_mode_in_blocks_gives_the_derivative_along_a_direction(monkeypatch, tile, some):
-    """It agrees with the gradient and the dense softmax, for every parameter and under vmap."""
+    """The derivative agrees with the gradient and the dense softmax, and also under vmap."""
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
     inputs, moves = [(draw(7, 4), draw(6, 4), draw(6)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Outputs do not depend on later inputs: they have the same bits, and their gradient is 0."""
+"""Outputs do not depend on later inputs: no bit changes, and the gradient is 0."""
 
 import jax
 import numpy as np
@@ -40,7 +40,7 @@ def test_future_tokens_change_no_bit_of_earlier_losses(name):
 
 
 def test_a_window_hides_what_is_farther_than_it_reaches_in_one_layer():
-    """With one layer and M = 2, the last of 5 queries sees distances 0 and 1 (and 2 with "tf")."""
+    """With one layer and M = 2, the last query attends to distances 0 and 1 (and 2 with "tf")."""
     for window, reach in (("pytorch", 1), ("tf", 2)):
         cfg = tiny.config(n_layer=1, same_length=window)
         mems = tiny.memory(cfg, (2,), 2)

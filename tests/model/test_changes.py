@@ -42,8 +42,8 @@ FORMULAS = [name for name in SPREAD if name.partition("=")[0] not in reference.U
 def products(function, *inputs) -> float:
     """Counts the operations of a program's matrix products and convolutions; a multiply-add is 2.
 
-    Of the branches of a conditional, the largest counts. ``while`` loops are not counted: they
-    compute the blocks of rows after the first, and these short texts have one block.
+    A conditional counts as its largest branch. ``while`` loops are not counted: they process the
+    blocks of rows after the first one, and these short texts fit into one block.
     """
     program = jax.make_jaxpr(function)(*inputs).jaxpr
     needed, _ = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
@@ -102,13 +102,13 @@ def sizes(cfg) -> TrainConfig:
 
 @pytest.fixture
 def every_tail(monkeypatch):
-    """Lets the formula compare every row with every cluster's words, as the largest branch does."""
+    """Makes the formula score every row with every cluster, as the largest branch does."""
     monkeypatch.setattr(flops, "zipf_share", lambda *about: 1.0)
 
 
 @pytest.mark.parametrize("name", SPREAD)
 def test_a_forward_pass_has_the_products_of_the_formula(name, every_tail):
-    """This fails for a new kind of layer until ``model/flops.py`` counts its products."""
+    """This fails for a new kind of layer until ``model/flops.py`` counts its matrix products."""
     check_forward_pass(model(name))
 
 
@@ -144,9 +144,9 @@ def test_a_segment_with_projected_memory_has_the_products_of_the_formula(name, e
 
 
 def of_an_update(cfg, **loss) -> tuple[float, ExperimentConfig, float]:
-    """Returns the operations of an update, its settings, and the operations it does not need.
+    """Returns an update's operations, its settings, and operations that only the formula counts.
 
-    The formula counts the latter too: they are for the gradients of memory and of sinusoids.
+    The formula also counts the gradients of memory and of sinusoids, which an update does not need.
     """
     t = sizes(cfg)
     same = {"seg_len": t.seg_len, "mem_len": t.mem_len, "batch_size": B}
@@ -173,7 +173,7 @@ def test_an_update_has_the_products_of_the_formula(name, every_tail):
     cfg = model(name)
     found, exp, unneeded = of_an_update(cfg)
     once, again = flops.update_flops(exp)
-    if not cfg.sample_softmax:  # the head has one block of rows, which recomputes no scores
+    if not cfg.sample_softmax:  # the softmax has one block of rows: no scores are recomputed
         head = len(cfg.cutoffs) + (cfg.cutoffs or (cfg.vocab_size or 0,))[0]
         again -= 2 * B * T * head * (cfg.d_embed or cfg.d_model) * cfg.mixtures
     assert found + unneeded == pytest.approx(once + again, rel=1e-12)
@@ -185,7 +185,7 @@ def test_decoding_the_past_adds_the_products_of_the_formula():
 
 
 def test_the_benchmarks_products_are_those_of_the_programs():
-    """The benchmark has one softmax and relative attention, and times each product alone."""
+    """The benchmark times each matrix product of a model with relative attention, one softmax."""
     cfg = model("attention=relative")
     found, exp, _ = of_an_update(cfg)
     assert sum(p.operations for p in update_products(exp)) == found
@@ -197,7 +197,7 @@ def test_the_benchmarks_products_are_those_of_the_programs():
 @pytest.mark.integration
 @pytest.mark.parametrize("name", SPREAD)
 def test_windows_without_memory_have_the_products_of_their_formula(name, every_tail):
-    """The mode ``speed`` has these windows; it keeps the trained model's other settings."""
+    """The mode ``speed`` runs these windows, and keeps the trained model's other settings."""
     cfg = model(name, attention="relative", same_length=False, n_positions=None)
     length = 20
     windows = speed.vanilla(dataclasses.replace(cfg, untie_r=False, scan_layers=False), True)
@@ -248,7 +248,7 @@ def of_four_terms(x) -> np.ndarray:
 @pytest.mark.integration
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_changed_softmax_or_mask_is_one_that_fused_kernels_refuse_and_the_analysis_shows(name):
-    """Fused kernels and the analysis compute scores by themselves, and must have all terms."""
+    """Fused kernels and the analysis have their own code for scores, which must have all terms."""
     cfg = model(name, scan_layers=False)
     found = gathered(cfg)
     assert len(found) == cfg.n_layer
@@ -267,7 +267,7 @@ def test_a_changed_softmax_or_mask_is_one_that_fused_kernels_refuse_and_the_anal
     [
         ("layer_0/feed_forward/gate/kernel", (8, 10), ("fsdp", None)),
         ("layers/feed_forward/gate/kernel", (2, 8, 10), (None, "fsdp", None)),
-        ("layer_0/feed_forward/gate/kernel", (7, 10), (None, None)),  # two devices do not divide 7
+        ("layer_0/feed_forward/gate/kernel", (7, 10), (None, None)),  # 2 does not divide 7
         ("layer_0/attention/sharpness", (2,), ()),
         ("layers/attention/sharpness", (2, 2), (None, None)),
     ],

@@ -1,7 +1,7 @@
-"""Context that is recomputed in addition to a memory: every token is seen once, gradients flow.
+"""Recomputed context together with a memory: no token is in both, and the context gets gradients.
 
-If the memory holds all tokens before the context, and there is no dropout, a token's loss is that
-of the text in one segment, however much of the text is memory and however much is context.
+Assume that the memory holds all tokens before the context, and that there is no dropout. Then each
+token's loss equals its loss in a single segment with the whole text, for any length of the context.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ MODEL: Any = txl_jax.TransformerXL(CFG)
 
 
 def nll_at_once(tokens):
-    """Losses in nats of every token but the first, [N-1], with the text in one segment."""
+    """Losses in nats of all tokens except the first, [N-1], with the text in one segment."""
     row, mems = tokens[None], MODEL.init_mems(1, 0)
     return np.asarray(
         tiny.apply(CFG, "nll")(tiny.variables(CFG), row[:, :-1], row[:, 1:], mems)[0][0]
@@ -37,7 +37,7 @@ def nll_at_once(tokens):
 @pytest.mark.parametrize("std", [0.0, 2.0], ids=["equal lengths", "drawn lengths"])
 @pytest.mark.parametrize("roll", [False, True], ids=["", "partial shuffle"])
 def test_training_segments_are_read_as_the_whole_text(context_len, std, roll):
-    """Segments have about 10 tokens; a context of 20 spans several, and memory ends before it."""
+    """Segments have about 10 tokens. A context of 20 spans several; memory ends where it begins."""
     streams: Any = shuffled_streams(
         TOKENS, 3, 10, seed=5, context_len=context_len, seg_len_std=std, partial_shuffle=roll
     )
@@ -72,7 +72,7 @@ def test_training_segments_are_read_as_the_whole_text(context_len, std, roll):
 
 @pytest.mark.integration
 def test_memory_is_of_the_tokens_before_the_context_and_no_others():
-    """After 2 tokens of context and 6 of segment, 4 slots hold the states of tokens 2 to 5."""
+    """The call reads tokens 0 to 7, and the next context is 6 and 7: memory keeps tokens 2 to 5."""
     apply = tiny.apply(CFG, "nll")
     variables = tiny.variables(CFG)
     row = TOKENS[None]

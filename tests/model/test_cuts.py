@@ -1,6 +1,7 @@
 """Results do not depend on how a text is cut into segments.
 
-This holds with a ``same_length`` window at any M, and without one if the text fits into M slots.
+With a ``same_length`` window this holds for any memory length M. Without a window it holds if the
+memory is large enough for the text.
 """
 
 from typing import Any
@@ -33,7 +34,7 @@ PROMISED = {
 
 
 def whole(cfg, mem_len):
-    """Losses and memory of the text in one segment, starting from an empty memory."""
+    """A text, and its losses and new memory when run as one segment with an empty memory."""
     mems = txl_jax.TransformerXL(cfg).init_mems(2, mem_len)
     text = tiny.tokens(cfg, 2, TOTAL + 1)
     nll, mems = tiny.compiled(cfg, "nll")(tiny.variables(cfg), text[:, :-1], text[:, 1:], mems)
@@ -79,11 +80,11 @@ def test_short_segments_with_memory_equal_one_long_segment(name, kept_as, parts)
 @FEW
 @hypothesis.given(st.lists(st.tuples(*[st.integers(0, SEG_LEN)] * 2), max_size=4))
 def test_rows_cut_at_different_places_by_lengths_equal_one_long_segment(name, cuts):
-    """``cuts`` has the lengths of both rows in the first segments, which are padded to 4."""
+    """``cuts`` lists the two rows' lengths in each of the first segments, padded to 4 tokens."""
     cfg, mem_len = PROMISED[name]
     text, want, final = whole(cfg, mem_len)
     mems = txl_jax.TransformerXL(cfg).init_mems(2, mem_len)
-    cuts = [*cuts, *[(SEG_LEN, SEG_LEN)] * 3]  # then full ones, until the text is used up
+    cuts = [*cuts, *[(SEG_LEN, SEG_LEN)] * 3]  # then full segments, to the end of the text
     done = np.zeros(2, int)
     got = np.full((2, TOTAL), np.nan)
     for cut in cuts:
@@ -104,7 +105,7 @@ def test_rows_cut_at_different_places_by_lengths_equal_one_long_segment(name, cu
 
 
 def test_without_a_window_a_short_memory_does_change_the_result():
-    """Here results depend on the cuts, so the tests above would notice such a difference."""
+    """Here results depend on the cuts, which shows that the tests above can fail."""
     cfg = tiny.config(pre_lnorm=True)
     text, want, _ = whole(cfg, TOTAL)
     mems = txl_jax.TransformerXL(cfg).init_mems(2, 3)

@@ -1,11 +1,12 @@
-"""Dropout is off without ``train``, and each of its sites is tested by itself.
+"""Dropout is off without ``train``, and each dropout site (place in the model) is tested alone.
 
-The authors' seven sites come first; then the sites that have a rate of their own, and masks that
-are the same at all positions.
+The seven sites of the original code come first. Then come the sites with a rate of their own, and
+masks that are the same at all positions.
 
-To see a site alone, the other parts of a pre-norm model are silenced by their parameters: a
-layer whose output weights are 0 adds nothing, so ``core`` is then the identity but for dropout.
-What a layer adds is the difference of the inputs of two layers, which new memory holds.
+To test one site, the parameters of a pre-norm model are set so that the other parts add nothing.
+For example, a layer whose output weights are 0 adds nothing, and ``core`` then changes its input
+only by dropout. New memory holds each layer's input. The difference between the inputs of layers 1
+and 0 is what layer 0 added.
 """
 
 import functools
@@ -26,11 +27,11 @@ CFG = tiny.config(pre_lnorm=True, dropout=RATE)
 ONLY_ATTENTION = tiny.config(pre_lnorm=True, dropatt=RATE)
 MEMS = tiny.memory(CFG, (5,), 5)
 SILENT = {"output": 0.0, "outer": 0.0, "outer_bias": 0.0}
-"""Changes after which a layer adds nothing."""
+"""Arguments of ``parameters`` with which layer 0 adds nothing to its input."""
 
 
 def parameters(**changes):
-    """Parameters of CFG, with arrays of layer 0 (or u and v) filled with values that broadcast."""
+    """Parameters of CFG. Each change fills one array of layer 0 (or u or v) with a value."""
     params = jax.tree.map(np.array, tiny.variables(CFG)["params"])
     layer = params["layer_0"]
     places = {
@@ -55,7 +56,10 @@ def parameters(**changes):
 
 @functools.cache
 def sampler(cfg):
-    """Inputs of layer 0 and layer 1, and the output, [DRAWS,T,D] each, for many dropout keys."""
+    """A function that returns the inputs of layers 0 and 1, and the output, [DRAWS,T,D] each.
+
+    It takes DRAWS dropout keys, the parameters and the input.
+    """
 
     def one(key, params, x):
         variables = {"params": params}
@@ -75,7 +79,7 @@ def draws(x, cfg=CFG, **changes):
 
 
 def assert_dropped(values, undropped, rate):
-    """Every value is 0 or undropped/(1-rate); each entry is 0 in a share ``rate`` of the draws."""
+    """Checks that an entry is 0 in a share ``rate`` of the draws, and else undropped/(1-rate)."""
     zero = values == 0
     kept = np.broadcast_to(undropped / (1 - rate), values.shape)
     np.testing.assert_allclose(values[~zero], kept[~zero], rtol=2e-5)
@@ -100,7 +104,7 @@ def test_site_final_hidden():
 
 
 def test_site_attention_output():
-    """With zero inputs, what attention adds is 0 only where dropout of the output makes it 0."""
+    """Without dropout, no entry of the attention's output is 0: the norm's bias is not 0."""
     first, second, _ = draws(
         np.zeros_like(X), outer=0.0, outer_bias=0.0, query=0.0, key=0.0, u=0.0, norm_bias=0.5
     )
@@ -114,7 +118,7 @@ def test_site_feed_forward_output():
 
 
 def test_site_feed_forward_hidden():
-    """relu gives 1 everywhere; its F=10 masked entries are summed, so the sum is binomial."""
+    """Each of the F=10 hidden units is 1, and the output is the sum of those that are kept."""
     first, second, _ = draws(
         np.zeros_like(X), output=0.0, inner=0.0, inner_bias=1.0, outer=1.0, outer_bias=0.0
     )
@@ -127,7 +131,7 @@ def test_site_feed_forward_hidden():
 
 
 def test_site_position_embedding():
-    """With zero inputs and no content terms, only the dropped encodings change the weights."""
+    """Inputs and content scores are 0, so attention differs only by dropout of the encodings."""
     quiet = {"outer": 0.0, "outer_bias": 0.0, "query": 0.0, "key": 0.0, "u": 0.0}
     first, second, _ = draws(np.zeros_like(X), **quiet)
     added = (second - first)[:, 0, 0]
@@ -136,7 +140,7 @@ def test_site_position_embedding():
 
 
 def test_site_attention_probabilities_keeps_the_mean_and_uses_its_own_rate():
-    """What a layer adds is linear in the masked probabilities, so its mean is the undropped one."""
+    """The output is linear in the probabilities, so its mean over draws is that without dropout."""
     changes = {"outer": 0.0, "outer_bias": 0.0}
     first, second, _ = draws(X, ONLY_ATTENTION, **changes)
     np.testing.assert_array_equal(first, np.broadcast_to(X[0], first.shape))
@@ -152,14 +156,14 @@ def test_site_attention_probabilities_keeps_the_mean_and_uses_its_own_rate():
     ("rate", "mask"), [(0.0, "independent"), (0.5, "independent"), (None, "locked")]
 )
 def test_input_has_a_rate_of_its_own(rate, mask):
-    """The rate is that of word embeddings; ``None`` means the rate of all sites."""
+    """``dropout_input`` is the rate for word embeddings; ``None`` means the rate ``dropout``."""
     cfg = tiny.config(pre_lnorm=True, dropout=RATE, dropout_input=rate, dropout_mask=mask)
     first, _, _ = draws(X, cfg)
     assert_dropped(first, X[0], RATE if rate is None else rate)
 
 
 def test_input_rate_is_that_of_positions_too():
-    """Encodings are dropped if the input has a rate, and not if only the other sites have one."""
+    """``dropout_input`` is also the rate for position encodings; ``dropout`` does not apply."""
     quiet = {"outer": 0.0, "outer_bias": 0.0, "query": 0.0, "key": 0.0, "u": 0.0}
     zeros = np.zeros_like(X)
     moved = [
@@ -185,7 +189,7 @@ def test_output_has_a_rate_of_its_own(rate):
 
 
 IDENTITY = np.eye(6, 8).reshape(2, 3, 8)
-"""The matrix ``output`` that puts entry h of head n at index 3n+h of what attention adds."""
+"""A matrix ``output`` that copies entry h of head n to index 3n+h of the attention's output."""
 FIRST = np.array([1.0, 0.0, 0.0])  # [H]: scores depend on entry 0 only
 UNIFORM = {"outer": 0.0, "outer_bias": 0.0, "query": 0.0, "u": 0.0, "v": 0.0, "output": IDENTITY}
 
@@ -211,7 +215,7 @@ def test_site_projected_values_has_one_mask_for_the_segment():
 def test_sites_of_projected_queries_keys_and_positions_have_one_mask_for_the_segment(
     sites, changes
 ):
-    """Scores depend on entry 0 of a head only; if it is dropped, the head's weights are equal."""
+    """Scores depend only on entry 0 of a head. If it is dropped, the weights are uniform."""
     no_positions = {} if changes.keys() & {"v"} or "key" in changes else {"position": 0.0}
     added, _ = gathered({**UNIFORM, **no_positions, **changes})
     _, uniform = gathered(UNIFORM)
@@ -228,7 +232,7 @@ def test_sites_of_projected_queries_keys_and_positions_have_one_mask_for_the_seg
 
 
 def gathered(changes):
-    """What attention adds with ``dropout_qkv`` alone [DRAWS,T,D], and without dropout [T,D]."""
+    """The attention's output with ``dropout_qkv`` alone [DRAWS,T,D], and without dropout [T,D]."""
     cfg = tiny.config(pre_lnorm=True, dropout_qkv=RATE)
     first, second, _ = draws(X, cfg, **changes)
     np.testing.assert_array_equal(first, np.broadcast_to(X[0], first.shape))
@@ -240,7 +244,7 @@ def gathered(changes):
 @pytest.mark.integration
 @pytest.mark.parametrize("changes", [{}, {"cutoffs": (4, 9), "div_val": 2}], ids=str)
 def test_embedding_drops_whole_words_wherever_they_stand(changes):
-    """A dropped word is 0 at all its positions in all rows; the other words are enlarged."""
+    """A dropped word is 0 at all its positions in all rows; others are divided by 1 - rate."""
     cfg = tiny.config(dropout_embedding=RATE, **changes)
     tokens = np.array([[3, 5, 3, 12], [5, 5, 12, 3]], np.int32)
     mems = tiny.memory(cfg, (0, 0), 4)
@@ -264,9 +268,9 @@ def test_embedding_drops_whole_words_wherever_they_stand(changes):
 
 @pytest.mark.integration
 def test_initial_gradients_are_finite_where_a_stream_begins_with_a_dropped_word():
-    """With zero biases, a dropped first word is zero in all layers.
+    """With zero biases, the states of a dropped first word are 0 in all layers.
 
-    Its gradient once grew 316-fold in each LayerNorm, to infinity in a model of 16 layers.
+    The LayerNorm of zeros once multiplied the gradient by 316, which overflowed in 16 layers.
     """
     cfg = tiny.config(n_layer=16, scan_layers=True, dropout_embedding=0.9)
     model = txl_jax.TransformerXL(cfg)
@@ -315,14 +319,14 @@ def test_a_locked_mask_is_the_same_at_all_positions_and_another_in_every_row(mas
 
 
 def test_attention_probabilities_are_never_locked():
-    """The mask of probabilities does not depend on ``dropout_mask``."""
+    """The mask of attention probabilities does not depend on ``dropout_mask``."""
     locked = tiny.config(pre_lnorm=True, dropatt=RATE, dropout_mask="locked")
     for one, other in zip(draws(X, ONLY_ATTENTION), draws(X, locked), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 def test_no_dropout_without_train_and_none_at_rate_0():
-    """The losses equal, bit for bit, those of evaluation at rate 0, and no rng is needed."""
+    """Both give the same bits as evaluation of a model with rate 0, and need no rng."""
     tokens, mems = tiny.tokens(CFG, 3, 4), tiny.memory(CFG, (0, 2, 5), 5)
     plain, rates = tiny.config(), tiny.config(dropout=0.5, dropatt=0.5)
     want, _ = tiny.apply(plain, "nll")(tiny.variables(plain), tokens, tokens, mems)

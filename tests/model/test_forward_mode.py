@@ -22,7 +22,7 @@ FORMS: dict[str, dict] = {
 
 
 def functions(cfg, seg_len):
-    """Functions of the parameters whose results depend on all of them, by name of the method."""
+    """For each method, a function of the parameters whose result depends on every parameter."""
     tokens, x = tiny.tokens(cfg, 2, seg_len), tiny.embeddings(cfg, 2, seg_len)
     mems, reset = tiny.memory(cfg, (3, 0), 5), np.zeros((2, seg_len), bool)
     reset[0, seg_len // 2] = True
@@ -41,13 +41,13 @@ def functions(cfg, seg_len):
     ("form", "seg_len"), rest_slow(4, [("relative", 200), *((form, 6) for form in FORMS)])
 )
 def test_the_derivative_along_a_direction_is_that_of_reverse_mode(form, seg_len):
-    """The function is a randomly weighted mean of all results, in compiled programs."""
+    """The test differentiates a randomly weighted mean of a method's results."""
     cfg = tiny.config(**{"n_layer": 1, **FORMS[form]})
     seg_len = 200 if form == "40,000 words" else seg_len
     variables, move = tiny.variables(cfg), tiny.variables(cfg, seed=1)
     for name, function in functions(cfg, seg_len).items():
         if form == "40,000 words" and name == "__call__":
-            continue  # it computes all logits of all tokens
+            continue  # this method computes all logits of all tokens
         shape = jax.eval_shape(function, variables).shape
         weights = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         total = lambda v, f=function, w=weights: jnp.mean(w * f(v))
@@ -82,7 +82,7 @@ def test_jacobians_of_a_long_segment_are_those_of_reverse_mode():
 
 @pytest.mark.parametrize("transform", rest_integration(1, [jax.jit, lambda f: f]))
 def test_forward_mode_of_a_fused_kernel_names_the_other_implementations(transform, monkeypatch):
-    """Plain attention stands for the fused kernel of another device; reverse mode accepts it."""
+    """Plain attention takes the place of a fused kernel. Reverse mode works, forward mode fails."""
     fused = type("Fused", (), {"attend": staticmethod(choice.reference.attend)})
     monkeypatch.setattr(choice, "choose", lambda *_: choice.Choice("pallas_tpu"))
     monkeypatch.setattr(choice, "_module", lambda _: fused)

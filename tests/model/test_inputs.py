@@ -88,7 +88,7 @@ WRONG: dict[str, list] = {
 
 
 def refusal(method, **changes):
-    """The error, a single line, of a method with some arguments changed."""
+    """The error message, a single line, of a method that gets some wrong arguments."""
     arguments = {**METHODS[method], **changes}
     model = txl_jax.TransformerXL(CFG)
     with pytest.raises(ValueError, match=r"^") as caught:
@@ -163,7 +163,7 @@ def test_past_nll_needs_a_model_that_decodes_the_past():
 
 @pytest.mark.parametrize("method", ["__call__", "nll", "core"])
 def test_lengths_beyond_the_segment_are_refused(method):
-    """Lengths that a compiled function closes over are known, and are refused too."""
+    """Lengths that a jitted function closes over are constants, so they are checked too."""
     for lengths, text in (([4, 5, 0], "lengths[1] = 5"), ([0, 1, -1], "lengths[2] = -1")):
         given = np.array(lengths, np.int32)
         want = f"{text}: must be from 0 to 4, the number of tokens in a row"
@@ -174,7 +174,7 @@ def test_lengths_beyond_the_segment_are_refused(method):
 
 
 def test_lengths_that_are_not_known_count_as_the_nearest_that_can_be():
-    """Under jit, lengths below 0 and above T give the states and memory of the lengths 0 and T."""
+    """Under jit, lengths below 0 count as 0, and lengths above T count as T."""
     core = tiny.compiled(CFG, "core")
     run = lambda lengths: core(tiny.variables(CFG), X, MEMS, lengths=np.array(lengths, np.int32))
     (states, mems), (want_states, want_mems) = run([9, -3, 2]), run([4, 0, 2])
@@ -226,7 +226,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def drawn(cfg, rows=3, seg_len=T):
-    """Random ids from 0 to 255, int32 [2,rows,T], of which both ends occur in row 0."""
+    """Random ids from 0 to 255, int32 [2,rows,T]; row 0 starts with 255 and 0."""
     ids = np.random.default_rng(0).integers(0, 256, (2, rows, seg_len)).astype(np.int32)
     ids[:, 0, :2] = 255, 0
     return ids
@@ -235,7 +235,7 @@ def drawn(cfg, rows=3, seg_len=T):
 @pytest.mark.integration
 @pytest.mark.parametrize("form", rest_slow(1, FORMS))
 def test_integers_of_any_type_give_the_losses_of_int32(form):
-    """They may be NumPy or JAX arrays, or traced; arithmetic in 8 bits would overflow."""
+    """The integers are NumPy, JAX or traced arrays. Arithmetic in 8 bits would overflow."""
     cfg = tiny.config(n_layer=1, **{"vocab_size": 256, **FORMS[form]})
     (tokens, targets), variables = drawn(cfg), tiny.variables(cfg)
     mems, lengths = tiny.memory(cfg, (0, 2, 5), M), np.array([0, 4, 1], np.int32)

@@ -16,7 +16,7 @@ from txl_jax.model.kernels.choice import FUSED
 
 M, T = 8, 4
 FEW = ("div_val=2",)
-"""Models whose test is not slow; this one, with clusters of three widths, has the most shapes."""
+"""Models whose tests are not slow. This one has clusters of three widths, hence the most shapes."""
 ROUNDING = 1e-5
 """Tolerance for float32: compiled programs sum in another order than single operations."""
 
@@ -87,7 +87,7 @@ def test_any_number_of_rows_gives_the_numbers_of_the_model(name, cfg):
 
 @pytest.mark.parametrize("seg_len", [3, 4])
 def test_a_gradient_in_bfloat16_is_exported_for_any_number_of_rows(seg_len):
-    """bfloat16 gradients of matrices read rows in pairs, unless their number is not known."""
+    """bfloat16 gradients of matrices read rows in pairs only if the number of rows is known."""
     cfg = tiny.config(dtype="bfloat16", n_layer=1)
     (rows,) = jax.export.symbolic_shape("b")
     tokens, mems = tiny.tokens(cfg, 2, seg_len), tiny.memory(cfg, [5, 3], M)

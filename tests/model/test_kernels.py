@@ -1,4 +1,4 @@
-"""Implementations of attention give what the plain form gives, with the same dropout mask."""
+"""Every implementation of attention equals the plain form, with the same dropout mask."""
 
 import functools
 import itertools
@@ -38,7 +38,7 @@ FORMS = {
 
 
 def of_shape(q_shape, n_keys, positions, dropout=False, dtype=jnp.bfloat16):
-    """Inputs without values, of these shapes, from which an implementation can be chosen."""
+    """Attention inputs with shapes but no values; they suffice to choose an implementation."""
     n, b, t, h = q_shape
     shape: Any = lambda length: jax.ShapeDtypeStruct((n, b, length, h), dtype)
     mask = attention_mask(t, jnp.zeros(b, jnp.int32), n_keys - t)
@@ -47,7 +47,7 @@ def of_shape(q_shape, n_keys, positions, dropout=False, dtype=jnp.bfloat16):
 
 
 def both(form, names, dtype=jnp.float32):
-    """Values and gradients of a form by two implementations."""
+    """Values and gradients of a form of attention, by each of the named implementations."""
     seg_len, mem_len = form.get("seg_len", 300), form.get("mem_len", 90)
     filled = jnp.minimum(jnp.array([mem_len, 0, 40]), mem_len)
     mask = attention_mask(seg_len, filled, mem_len, form.get("window", False), form.get("reset"))
@@ -152,7 +152,7 @@ for implementation in ("xla", "reference"):
 
 @pytest.mark.slow
 def test_some_queries_at_a_time_hold_less_for_the_gradient():
-    """The program has one device: with several, keeping the order of collectives costs memory."""
+    """The program has one device: with several, the fixed order of collectives costs memory."""
     one_device = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     printed = subprocess.check_output([sys.executable, "-c", HELD], text=True, env=one_device)
     xla, reference = map(int, printed.split())
@@ -191,7 +191,7 @@ def test_dropout_drops_its_share_independently_of_place_and_seed():
 
 @pytest.mark.parametrize("rate", [0.05, 0.15, 0.5])
 def test_weights_that_share_a_hash_are_dropped_independently(rate):
-    """Weights of other heads, rows, queries and layers are too: their correlations are noise."""
+    """The same holds for other heads, rows, queries and layers: all correlations are noise."""
     shape = (4, 4, 128, 512)
     draw = lambda seed: AttentionDropout.draw(jax.random.key(seed), rate).mask(shape)
     unit = lambda kept: ((np.asarray(kept) == 0) - rate) / np.sqrt(rate * (1 - rate))
@@ -207,7 +207,7 @@ def test_weights_that_share_a_hash_are_dropped_independently(rate):
     for axis in range(3):
         for place in (1, 2):
             assert abs(np.mean(first * np.roll(first, place, axis))) < noise
-    shares = first.reshape(-1, 16).mean(0)  # at each index of 16 keys, which decides the factors
+    shares = first.reshape(-1, 16).mean(0)  # by key modulo 16, which selects the factors
     assert np.abs(shares).max() < 4.5 / np.sqrt(first.size / 16)
 
 
@@ -245,11 +245,11 @@ def test_auto_takes_what_the_platform_and_the_form_allow(monkeypatch):
 
 
 class OtherSoftmax(Positions):
-    """Terms of another softmax, which fused kernels do not have."""
+    """Terms of another softmax, which fused kernels cannot compute."""
 
 
 class OtherMask(AttentionMask):
-    """A mask of another kind, which fused kernels do not have."""
+    """A mask of another kind, which fused kernels cannot apply."""
 
 
 @pytest.mark.parametrize("other", ["OtherSoftmax", "OtherMask"])

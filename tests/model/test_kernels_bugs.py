@@ -1,7 +1,7 @@
-"""The tests of the Triton kernels find mistakes, which are made in copies of the source.
+"""The tests of the Triton kernels find deliberate bugs in copies of the kernels' source.
 
-A mistake changes one line of ``triton_tiles.py``. ``launch/interpret.sh -m slow -s`` also prints
-the test that finds each mistake.
+Each bug changes one line of ``triton_tiles.py``. ``launch/interpret.sh -m slow -s`` also prints
+the test that finds each bug.
 """
 
 import importlib.util
@@ -117,7 +117,7 @@ CHECKS = {
     "half precision": ({"t": 33, "m": 30, "h": 64, "rate": 0.2}, "float16"),
     "no biases": (None, "float32"),
 }
-"""What test_kernels_triton.py compares: a form and its dtype, by the name of the test."""
+"""The comparisons of test_kernels_triton.py: the form of attention and the dtype, by name."""
 
 
 def changed(bug: Bug) -> str:
@@ -130,7 +130,7 @@ def changed(bug: Bug) -> str:
 
 
 def interpreted(path, check):
-    """Returns what the kernels in a file compute; it is called in the interpreter's process."""
+    """Runs the kernels of a file and returns their results, in the interpreter's process."""
     spec = importlib.util.spec_from_file_location("wrong_kernels", path)
     assert spec
     assert spec.loader

@@ -1,7 +1,7 @@
-"""The fused kernel for TPUs, interpreted, gives what plain attention gives; and it compiles.
+"""The fused kernel for TPUs equals plain attention in an interpreter, and compiles for TPUs.
 
-No TPU is needed: the interpreter does a kernel's operations one by one, and libtpu, where it is
-installed, compiles for chips that are absent.
+No TPU is needed. The interpreter runs the kernel's operations one by one on the CPU. Where libtpu
+is installed, it compiles for absent chips.
 """
 
 import functools
@@ -28,7 +28,7 @@ TOLERANCE = 3e-6
 
 
 def inputs(t, m, h, dtype=np.float32, seed=0):
-    """Random q, k, val, u, v and r, large enough for each to matter, and weights of the result."""
+    """Random q, k, val, u, v and r, which all affect the result, and weights for the result."""
     rng = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)
     # Half of a model's scale: an attention weight near 1 would amplify its rounding in dq.
@@ -55,9 +55,9 @@ def fused(tile=S, interpret=True):
 
 
 def differences(some, others):
-    """By name, the largest difference divided by the largest entry of ``others`` (or 1 if it is 0).
+    """For each name, the largest difference divided by the largest entry of ``others`` (if not 0).
 
-    NaN if either array has a NaN: numpy's ``max`` keeps it, Python's may not.
+    The result is NaN if either array has a NaN: NumPy's ``max`` keeps NaN, Python's can lose it.
     """
     f32 = lambda x: np.asarray(x, np.float32)
     apart = lambda x, y: np.max(np.abs(f32(x) - f32(y))) / (np.max(np.abs(f32(y))) or 1.0)
@@ -165,7 +165,7 @@ def test_forms_without_a_bias(absent):
 def test_dropout_drops_the_weights_that_plain_attention_drops():
     t, m, rate = 20, 13, 0.25
     (q, k, _, u, v, r), _ = inputs(t, m, m + t)
-    shown = jnp.broadcast_to(jnp.eye(m + t), k.shape)  # so the result is the weights
+    shown = jnp.broadcast_to(jnp.eye(m + t), k.shape)  # so that the result equals the weights
     mask = attention_mask(t, jnp.full(B, m), m)
     dropout = AttentionDropout(jnp.asarray((2**31 + 3, 7), jnp.uint32), rate)
     x = AttentionInputs(q, k, shown, Positions(u, v, r), mask, dropout)
@@ -185,7 +185,7 @@ def test_bfloat16_rounds_no_more_than_its_size():
     rounded = values_and_gradients(fused(), arrays, weights, mask)
     assert {x.dtype for x in rounded} == {jnp.dtype(jnp.bfloat16)}
     apart = differences(rounded, exact)
-    # bfloat16 has 8 bits, and sums add a few roundings; measured: 0.004, of du and dv 0.012.
+    # bfloat16 has 8 bits, and sums add a few roundings; measured: 0.004, and 0.012 for du and dv.
     assert np.max(list(apart.values())) < 2**-6, apart
 
 
@@ -279,5 +279,5 @@ def test_it_compiles_for_tpus(topology, form):
 def test_no_array_of_queries_by_keys_is_ever_held(topology):
     n, b, t, m = 8, 2, 2048, 2048
     used = compiled_for(topology, n, b, t, m, 64).memory_analysis()
-    # Measured: a fifth of one such array in float32; plain attention holds three and a half.
+    # Measured: a fifth of one such array in float32. Plain attention holds 3.5 such arrays.
     assert used.temp_size_in_bytes < n * b * t * (m + t) * 4 / 4

@@ -1,8 +1,8 @@
-"""The fused kernel for NVIDIA GPUs, interpreted, gives what plain attention gives; it compiles.
+"""The fused kernel for NVIDIA GPUs equals plain attention, and compiles for several GPUs.
 
-Most tests need no GPU: Triton's interpreter does a kernel's operations one by one, and its compiler
-makes programs for GPUs that are absent. Tests that need triton, torch or jax-triton (none is among
-the requirements of tests) are skipped where these are missing.
+Most tests need no GPU: Triton's interpreter runs the kernel's operations one by one on the CPU, and
+its compiler makes programs for absent GPUs. Some tests need triton, torch or jax-triton, which the
+test requirements do not include; these tests are skipped where the package is missing.
 """
 
 import re
@@ -35,7 +35,7 @@ from benchmarks import attention_cycles, predicted_steps
 from txl_jax.model.kernels import parity, reference, triton
 from txl_jax.model.positions import Positions
 
-# --- Interpreted, in another process, because Triton must be imported in another way. ------------
+# --- Interpreted in another process: TRITON_INTERPRET must be set before Triton is imported. ------
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -52,7 +52,7 @@ def test_half_precision_rounds_and_does_nothing_else(interpreter):
 
 
 def test_float32_in_three_parts_of_tf32_errs_by_less_than_the_promise(interpreter):
-    """The promise is 1e-5, for published code; one part errs by 1e-3. Here NumPy cuts the parts."""
+    """The promised error is 1e-5; with one part it is 1e-3. NumPy emulates TF32 here."""
     form = {"t": 64, "m": 64, "h": 128, "tile": {"SX": 16, "SD": 64, "SQ": 64, "SK": 64}}
     exact = in_float64(form)
     assert_near(interpreter.submit(interpreted_as, "tf32x3", form).result(), exact, 1e-5)
@@ -61,7 +61,7 @@ def test_float32_in_three_parts_of_tf32_errs_by_less_than_the_promise(interprete
 
 
 def interpreted_as(precision, form):
-    """Runs ``interpreted``, with products of float32 as tensor cores compute them."""
+    """Runs ``interpreted`` with float32 matrix products rounded as tensor cores round them."""
     from triton.runtime import interpreter as runtime
 
     def cut(x):  # to the 10 bits of TF32, rounded to nearest
@@ -103,7 +103,7 @@ def test_kernels_multiply_as_many_tiles_as_predicted(interpreter, form):
 
 
 def products(form):
-    """Returns how many products each kernel computes, and how many predicted_steps.py expects."""
+    """Returns each kernel's number of tile products, and the number from predicted_steps.py."""
     from triton.runtime import interpreter as runtime
 
     found = dict.fromkeys(attention_cycles.KERNELS, 0)
@@ -134,13 +134,13 @@ def products(form):
 # --- Compiled for absent GPUs. --------------------------------------------------------------------
 
 SHARED = {80: 163, 89: 99, 90: 227, 100: 227}
-"""KiB of shared memory that a program can have, by compute capability: A100, L4, H100, B200."""
+"""KiB of shared memory that a kernel can use, by compute capability: A100, L4, H100, B200."""
 PRODUCTS = {
     "bfloat16": {80: "mma.sync", 89: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"},
     "float32": {80: "mma.sync", 89: "mma.sync", 90: "mma", 100: "mma"},
 }
 MOST_CYCLES = {("bfloat16", 64): 2200, ("bfloat16", 128): 2700, ("float32", 128): 20_000}
-"""The most issue cycles for 64 x 64 scores on an H100, forward and gradients with dropout."""
+"""Upper bounds of the issue cycles for 64 x 64 scores on an H100: both passes, with dropout."""
 
 
 @pytest.mark.integration
@@ -179,7 +179,7 @@ def test_memory_in_a_ring_costs_at_most_a_sixth_more_and_is_loaded_as_widely(h):
 
 
 def of_shape(h=8, dtype=jnp.bfloat16, positions=None):
-    """Inputs of this width and dtype, with vectors of distances unless ``positions`` is given."""
+    """Inputs with heads of width ``h``, and vectors of distances unless ``positions`` is given."""
     x = floats_as(made({"h": h}), dtype)
     return x if positions is None else x.replace(positions=positions)
 

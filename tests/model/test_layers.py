@@ -1,4 +1,4 @@
-"""Layers in a loop, or with less kept for the gradient, compute what separate layers compute."""
+"""Scanned layers and recomputed layers (``remat``) give the results of separate layers."""
 
 import dataclasses
 from typing import Any
@@ -139,7 +139,7 @@ def test_a_scanned_model_says_that_it_has_no_cache():
 
 
 # --------------------------------------------------------------------------------------
-# What is kept for the gradient, which a loop over layers would copy.
+# Arrays that the forward pass keeps for the gradient. A loop over layers would copy them.
 
 
 def kept_for_the_gradient(function, *args):
@@ -181,7 +181,7 @@ def test_on_a_gpu_each_sum_of_a_row_is_stored_for_the_kernels_of_the_gradient(mo
     params = norm.init(jax.random.key(0), h)
     program = lambda f: str(jax.make_jaxpr(f)(params, h))
     gradient = program(lambda *x: jax.vjp(norm.apply, *x)[1](h))
-    # the moments, and what the gradient of a row has of each
+    # one for the moments, and one for the sums of each row in the gradient
     assert gradient.count("optimization_barrier") == 2
     assert "optimization_barrier" not in jax.jit(norm.apply).lower(params, h).as_text()
 

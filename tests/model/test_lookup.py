@@ -1,4 +1,4 @@
-"""Rows of a table have the gradient of indexing; a GPU computes it by a product or by sums."""
+"""Table lookup has the gradient of indexing. A GPU computes it by a matrix product or by sums."""
 
 import re
 
@@ -21,7 +21,7 @@ def on_gpu(monkeypatch):
 
 
 def rows_and_gradients(table, index, dtype, weights):
-    """The rows, the gradient and the forward derivative of a weighted sum of them."""
+    """The looked-up rows, and the gradient and forward derivative of their weighted sum."""
     rows = lambda table: lookup.table_rows(table, index, dtype, None)
     total = lambda table: jnp.sum(rows(table).astype(jnp.float32) * weights)
     change = jax.jvp(total, (table,), (jnp.cos(table),))[1]
@@ -29,7 +29,7 @@ def rows_and_gradients(table, index, dtype, weights):
 
 
 PRODUCT = "dot_general"
-"""An operation in the gradient of a small table that is not in that of a large one."""
+"""An operation in the gradient of a small table; the gradient of a large table lacks it."""
 
 
 @pytest.mark.parametrize("product", [True, False])

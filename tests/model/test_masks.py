@@ -101,7 +101,7 @@ def test_a_query_sees_the_keys_from_the_first_to_the_last_of_its_interval(window
         key = np.arange(mask.n_keys)
         seen = (key >= oldest[:, :, None]) & (key <= newest[:, :, None])
         np.testing.assert_array_equal(seen, mask.allowed())
-        for bound in (oldest, newest):  # sorted, as binary searches and bounds of tiles need
+        for bound in (oldest, newest):  # sorted: binary searches and bounds of tiles need this
             assert bound.dtype == jnp.int32
             assert (np.diff(bound, axis=1) >= 0).all()
 

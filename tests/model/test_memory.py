@@ -1,4 +1,4 @@
-"""Memory: what is kept, what is seen of it, and that no gradient enters it."""
+"""Memory: which states it keeps, what attention reads of them, and that it gets no gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -198,7 +198,7 @@ def test_a_cache_is_refused_in_training_for_longer_segments_and_for_another_batc
 
 @pytest.mark.parametrize("name", tiny.WITH_MEMORY)
 def test_a_cache_holds_what_memory_projects_and_shapes_that_never_change(name):
-    """A step with a cache projects only its own tokens: the cache has no hidden states."""
+    """The cache holds keys and values, not hidden states: a step projects only its own tokens."""
     cfg = tiny.config(**tiny.attention(name))
     cache = tiny.quick(
         lambda m: txl_jax.TransformerXL(cfg).apply(

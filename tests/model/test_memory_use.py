@@ -1,6 +1,7 @@
-"""Programs for vocabularies of real size need too little memory to hold [B,T,V] logits.
+"""The loss and its gradient for a large vocabulary use too little memory to hold [B,T,V] logits.
 
-They are compiled and not run: XLA says how much memory they need beside inputs and results.
+The programs are compiled but not run. XLA reports the memory that they need in addition to inputs
+and results.
 """
 
 import jax
@@ -41,7 +42,7 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "div_val", "what"), rest_slow(3, CASES))
 def test_a_segment_needs_less_than_a_tenth_of_its_logits(name, div_val, what):
-    """The gradient's arrays of the size of the weights count too; on a CPU 4 to 7% are needed."""
+    """Gradients as large as the weights count too. On a CPU, 4 to 7% of the logits is needed."""
     vocab_size, cutoffs = VOCABULARIES[name]
     cfg = tiny.config(
         vocab_size=vocab_size, cutoffs=cutoffs, n_layer=1, d_model=64, div_val=div_val

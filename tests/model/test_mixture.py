@@ -1,4 +1,4 @@
-"""A mixture of softmaxes equals its formula in every use, and adds nothing to other models."""
+"""A mixture of softmaxes equals its formula in every use. Models without one do not change."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ CFG = FORMS["tied"]
 
 
 def of_words(cfg):
-    """Parameters outside the layers, each large enough to matter."""
+    """The parameters outside the layers, with values large enough to affect results."""
     return {k: v for k, v in tiny.variables(cfg)["params"].items() if not isinstance(v, dict)}
 
 
@@ -52,7 +52,7 @@ def by_hand(cfg, h):
 
 @pytest.fixture(params=[4, 128], ids="blocks_of_{}".format)
 def block(request, monkeypatch):
-    """Sets the rows of a block: S*K = 30 rows are in blocks of 4 and a shorter one, or in one."""
+    """Sets the rows per block: B*T*K = 30 rows need several blocks of 4, or fit into one of 128."""
     monkeypatch.setattr(cross_entropy, "MIN_ROWS", request.param)
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
 
@@ -71,7 +71,7 @@ def test_nll_and_scores_are_the_formula(name, block):
 
 @pytest.mark.parametrize("method", ["nll", "logits"])
 def test_gradients_are_those_of_the_plain_formula(method, block):
-    """Compares the gradients of parameters and states of a randomly weighted sum of losses."""
+    """Compares gradients of a randomly weighted sum of losses, by parameters and by states."""
     h, targets = tiny.embeddings(CFG, B, T), tiny.tokens(CFG, B, T)
     weights = np.random.default_rng(0).standard_normal((B, T)).astype(np.float32)
     chosen = lambda log_p: -jnp.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
@@ -98,7 +98,7 @@ def test_gradients_are_those_of_the_plain_formula(method, block):
 
 
 def test_only_a_mixture_has_more_rank_than_its_width():
-    """Log-probabilities less the bias have rank d + 1; a mixture's have more (Yang et al. 2018)."""
+    """Without its bias, one softmax has log-probabilities of rank d + 1 (Yang et al. 2018)."""
     wide: dict[str, Any] = {"vocab_size": 40, "d_embed": 4}
     found = {}
     for k in (1, 2):
@@ -113,7 +113,7 @@ def test_only_a_mixture_has_more_rank_than_its_width():
 
 
 def test_one_softmax_has_the_parameters_it_always_had():
-    """Their initial values are the same too: a mixture replaces the output projection only."""
+    """A mixture replaces only the output projection. Initial values of other parameters agree."""
     names = {"embedding", "embedding_projection", "softmax_bias", "softmax_projection_0", "u", "v"}
     drawn = {}
     for k in (1, K):
@@ -144,7 +144,7 @@ def dropped(mask, rate=0.4):
 
 
 def latents(cfg, h, key=None):
-    """The mixture's latents: in training with a dropout key, without one in evaluation."""
+    """The mixture's latents, in training mode if a dropout key is given, else in evaluation."""
     method = lambda words: words._mixture(h, key is not None).latents
     rngs = None if key is None else {"dropout": key}
     found: Any = Vocabulary(cfg).apply({"params": of_words(cfg)}, method=method, rngs=rngs)
@@ -168,7 +168,7 @@ def test_latents_are_dropped_in_training_alone_and_keep_their_mean(mask):
     shared = (zero == zero[:, :, :1]).all()  # do all positions share a mask?
     assert shared == (mask == "locked")
     assert not (zero == zero[:, :1]).all()  # each row has its own mask
-    assert not (zero == zero[..., :1, :]).all()  # and so has each softmax
+    assert not (zero == zero[..., :1, :]).all()  # each softmax too
 
 
 def _drawn(cfg, h, key):

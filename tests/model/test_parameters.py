@@ -1,4 +1,4 @@
-"""The parameter tree: equal from every method, initialised and used as documented."""
+"""The parameter tree is equal for every method, and is initialised and used as documented."""
 
 import functools
 import re
@@ -18,7 +18,7 @@ CFG = tiny.config()
 
 
 def tree(cfg, *inputs, **kwargs):
-    """Shapes and dtypes that ``init`` would give, by path."""
+    """The shape and dtype of each parameter that ``init`` would return, by its path."""
     model = txl_jax.TransformerXL(cfg)
     init = lambda key: model.init(key, *inputs, model.init_mems(1, 2), **kwargs)
     flat = flax.traverse_util.flatten_dict(jax.eval_shape(init, jax.random.key(0)), sep="/")
@@ -205,7 +205,8 @@ def test_initial_values_are_independent_and_have_the_configured_deviation(form):
             continue
         mean = 1.0 if name.endswith("scale") else 0.0
         deviation = 0.03 if "projection" in name else 0.005
-        errors = deviation / np.sqrt(value.size)  # of the mean; for the deviation divide by sqrt(2)
+        # The standard error of the mean; divided by sqrt(2), that of the standard deviation.
+        errors = deviation / np.sqrt(value.size)
         assert abs(np.mean(value) - mean) < 4.5 * errors, name
         assert abs(np.std(value) - deviation) < 4.5 * errors / np.sqrt(2), name
     drawn = [np.asarray(v) for name, v in flat.items() if "bias" not in name]

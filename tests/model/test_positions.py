@@ -1,4 +1,4 @@
-"""Sinusoids of distances, their clamp, and the relative shift."""
+"""Sinusoidal encodings of distances, their limit ``clamp_len``, and the relative shift."""
 
 import math
 
@@ -65,7 +65,7 @@ def test_clamp_len_beyond_all_distances_changes_nothing(clamp_len):
 
 
 def test_scalars_of_distances_are_scores_without_vectors():
-    """In every row of the batch, a query's score of a key is the scalar of their distance."""
+    """In every row of the batch, the score of a query and a key is the scalar of their distance."""
     b = np.random.default_rng(0).standard_normal((2, 5)).astype(np.float32)
     scores = np.asarray(position_scores(jnp.zeros((2, 4, 3, 6)), None, None, jnp.asarray(b)))
     assert scores.shape == (2, 4, 3, 5)

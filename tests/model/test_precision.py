@@ -101,7 +101,7 @@ def test_layers_are_a_loop_by_themselves_on_tpus_and_for_products_that_a_gpu_nee
     of = lambda mesh, **settings: resolved(tiny.config(**settings), mesh).scan_layers
     assert of(mesh, scan_layers="auto") is scanned
     odd = {"scan_layers": "auto", "d_model": 410}
-    assert of(mesh, **odd) is scanned  # its products are padded
+    assert of(mesh, **odd) is scanned  # its matrix products are padded
     assert of(mesh, **odd, gate="gru") is (scanned or mesh in (H100, T4))
     for shared in SHARED:
         assert of(shared, **odd)
@@ -181,7 +181,7 @@ def test_a_run_resumes_in_its_dtype_and_its_model_loads_in_that_of_other_devices
 def test_a_run_without_a_checkpoint_takes_the_dtype_of_the_devices_that_begin_it(
     tmp_path, monkeypatch
 ):
-    """A text may be fetched by a first start on a machine without bfloat16 units."""
+    """For example, a first start only fetches the text, on a machine without bfloat16 units."""
     workdir = str(tmp_path / "run")
     exp = small_run(tmp_path, **{"model.dtype": "auto", "generate.length": 0})
     with devices_with_bfloat16(monkeypatch, units=False), locked_workdirs(plan_run(exp, workdir)):
@@ -217,7 +217,7 @@ def test_dtype_and_precision_of_a_trained_model_may_be_chosen_anew(tmp_path):
 
 
 def products(lowered) -> dict[str, int]:
-    """Counts the products of a program by their precision."""
+    """Counts a program's matrix products by precision."""
     text = lowered.as_text()
     found = collections.Counter(re.findall(r"precision = \[(\w+), \w+\]", text))
     found["none"] = len(re.findall(r"stablehlo\.dot_general", text)) - found.total()
@@ -238,7 +238,7 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("form", rest_integration(3, FORMS))
 @pytest.mark.parametrize("compiled", [False, True])
 def test_all_products_and_gradients_have_the_precision_of_the_setting(form, compiled, monkeypatch):
-    """This includes functions with custom derivatives, which JAX traces later."""
+    """Functions with custom derivatives, which JAX traces later, have the precision too."""
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 64)  # several blocks
     monkeypatch.setattr(cross_entropy, "MIN_ROWS", 16)
     c = tiny.config(matmul_precision="highest", **FORMS[form])
@@ -314,7 +314,7 @@ def test_every_precision_is_one_of_jax():
 
 
 def product_program(device, name):
-    """A product of float32 matrices, compiled for a device."""
+    """The program text of a product of two float32 matrices, compiled for a device."""
     sharding = jax.sharding.SingleDeviceSharding(device)
     x = jax.ShapeDtypeStruct((256, 256), jnp.float32, sharding=sharding)
     with precision.product_precision(name):
@@ -341,7 +341,7 @@ def test_auto_knows_absent_tpus():
 
 
 def test_matrices_are_cast_once_and_vectors_stay_in_either_layout_of_the_layers():
-    """A stacked vector [L,D] does not count as a matrix: the model needs vectors in float32."""
+    """Stacked vectors [L,D] are not cast like matrices: the model needs vectors in float32."""
     cfg = tiny.config(dtype="bfloat16", gate="gru", attention_bias=True)
     params = tiny.variables(cfg)["params"]
     want = stack_layers(in_compute_dtype(cfg, params))

@@ -1,4 +1,4 @@
-"""Products as XLA for GPUs needs them: with two rows or more, padded, and not merged."""
+"""Matrix products as XLA for GPUs needs them: at least two rows, padded sides, and not merged."""
 
 import re
 
@@ -98,7 +98,7 @@ def test_a_product_apart_has_the_value_and_both_derivatives_of_a_product(scale):
 
 @pytest.mark.integration
 def test_on_a_gpu_results_of_products_apart_are_not_copied(eight_gpus):
-    """XLA would merge products of the same rows, as of queries, keys and values, and copy each."""
+    """XLA would merge products of the same rows, then copy each result (queries, keys, values)."""
     x = jax.ShapeDtypeStruct((6144, 1024), "bfloat16", sharding=SingleDeviceSharding(eight_gpus[0]))
     matrix = x.update(shape=(1024, 1024))
 

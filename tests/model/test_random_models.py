@@ -1,8 +1,8 @@
-"""Whatever the configuration, the model keeps its promises.
+"""With random configurations, the model keeps its promises (the documented properties).
 
-Hypothesis draws form, shapes, memory, clusters and ties. All promises are checked for each case,
-so that few programs are compiled. All programs of a case have one shape [B,T] and always take
-``lengths`` and ``reset``; shorter texts are padded.
+Hypothesis draws the form of attention, shapes, memory, clusters and tied weights. To compile few
+programs, each case is checked for all promises. All inputs of a case have one shape [B,T], and
+always include ``lengths`` and ``reset``. Shorter texts are padded.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import txl_jax
 
 ROWS = 3
 CLOSE = 2e-5
-"""Ten times the largest difference seen in 150 cases."""
+"""The tolerance: ten times the largest difference seen in 150 cases."""
 
 settings = functools.partial(
     hypothesis.settings,
@@ -33,7 +33,7 @@ settings = functools.partial(
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A configuration and what it is run on."""
+    """A configuration, with the lengths of its segment and memory, and a random seed."""
 
     cfg: txl_jax.TransformerXLConfig
     seg_len: int
@@ -193,8 +193,8 @@ def sees_no_future(run):
 def keeps_rows_apart(run):
     """The other rows, their memory, episodes and lengths change no bit of row 1's states.
 
-    They change no bit of its losses either, except with clusters: where a token is in the product
-    of a cluster depends on the other rows, and some rows of a product are rounded differently.
+    Without clusters, they change no bit of its losses either. With clusters, the other rows decide
+    at which row of a cluster's matrix product a token is, and rounding can differ between rows.
     """
     tokens, targets = run.text()
     nll, mems = run(tokens, targets, run.mems)
@@ -213,7 +213,7 @@ def keeps_rows_apart(run):
 
 
 def starts_streams_anew(run):
-    """``reset`` [B] gives what an empty memory gives, in the rows where it is true."""
+    """Rows with a true ``reset`` [B] give the results of an empty memory."""
     tokens, targets = run.text()
     reset = np.array([True, False, True])
     nll, mems = run(tokens, targets, run.mems, reset)
@@ -224,7 +224,7 @@ def starts_streams_anew(run):
 
 
 def starts_episodes_anew(run):
-    """A reset at a position gives what two texts give, one before it and one from it on."""
+    """A reset at a position equals two separate texts: tokens before it, and tokens from it on."""
     tokens, targets = run.text()
     for start in range(run.seg_len):
         reset = np.zeros((ROWS, run.seg_len), bool)
@@ -255,7 +255,7 @@ def gives_the_same_from_a_cache(run):
 
 
 def gives_the_same_however_cut(run):
-    """Cuts do not matter with a window, nor without one if the text fits into memory."""
+    """The cuts of a text do not matter with a window, or if the whole text fits into memory."""
     if not run.cfg.same_length and run.case.mem_len < run.seg_len:
         return
     tokens, targets = run.text()

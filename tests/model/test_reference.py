@@ -1,4 +1,4 @@
-"""The model gives what the formulas give (helpers/reference.py), in every form it has."""
+"""The model equals the formulas of helpers/reference.py, in every configuration."""
 
 import contextlib
 import dataclasses
@@ -71,7 +71,7 @@ VARIED = {
     key for key in FIELDS for cfg in FORMS.values() if getattr(cfg, key) != FIELDS[key].default
 }
 NEW: list[str] = []
-"""Names of models with a value of a setting that no model above has."""
+"""Names of further models. Each has a setting's value that no model above has."""
 for name, cfg in model_settings.models().items():
     key = name.partition("=")[0]
     known = reference.KNOWN.get(key, ()) if key != "dtype" else (cfg.dtype,)
@@ -82,14 +82,14 @@ for name, cfg in model_settings.models().items():
     if new:
         FORMS[name] = cfg
         NEW.append(name)
-        with contextlib.suppress(ConfigError):  # the setting may not go with these
+        with contextlib.suppress(ConfigError):  # the setting can exclude these
             FORMS[f"{name}_all_at_once"] = dataclasses.replace(cfg, **ALL_AT_ONCE)
             NEW.append(f"{name}_all_at_once")
 LAYERS = [name for name in FORMS if name not in SOFTMAX]
 
 
 def with_rows(n):
-    """Yields random ``reset`` and ``lengths`` of n segments: none, one or both; rows differ."""
+    """Yields arguments of n segments: random ``reset``, ``lengths``, both or none. Rows differ."""
     rng = np.random.default_rng(n)
     for i in range(n):
         lengths = {"lengths": rng.integers(0, SEG_LEN + 1, 3).astype(np.int32)}
@@ -208,7 +208,7 @@ def test_memory_longer_than_several_segments_equals_the_formulas(name):
     "name", ["all_at_once_tf", "shaw", *[name for name in CHANGES if "absolute" in name]]
 )
 def test_context_is_read_and_not_scored(name):
-    """Positions of the absolute forms are counted over context and segment."""
+    """The absolute forms of attention count positions over context and segment together."""
     resets = np.zeros((3, SEG_LEN), bool)
     resets[1, 2] = True
     segments = [

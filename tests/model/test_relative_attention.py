@@ -1,4 +1,4 @@
-"""The public function gives the paper's equation, written out for each pair of query and key."""
+"""``relative_attention`` equals the paper's equation, written out per pair of query and key."""
 
 import itertools
 from typing import Any
@@ -98,7 +98,7 @@ def test_the_result_has_the_dtype_of_the_queries():
 def test_float64_is_as_precise_as_its_type():
     with jax.enable_x64(True):
         x = {name: value.astype("float64") for name, value in drawn(m=3).items()}
-        last = x["q"][:, -1]  # it sees all keys
+        last = x["q"][:, -1]  # the last query attends to all keys
         scores = jnp.einsum("bnh,bknh->bkn", last + x["u"], x["k"])
         scores += jnp.einsum("bnh,knh->bkn", last + x["v_bias"], x["r"])
         weights = jax.nn.softmax(scores * H**-0.5, axis=1)

@@ -1,4 +1,4 @@
-"""The public function refuses arguments that do not fit, by name, and padding is inert."""
+"""``relative_attention`` refuses wrong arguments and names them; padding has no effect."""
 
 import functools
 from typing import Any, cast
@@ -130,7 +130,7 @@ def test_lengths_may_be_a_list_of_which_some_are_unknown():
 
 
 def test_no_query_is_said_to_see_a_key_past_the_last(monkeypatch):
-    """A fused kernel reads all the keys of the interval, which the plain form never reaches."""
+    """The mask's interval ends at the last key, because fused kernels read all of its keys."""
     plain, ends = reference.attend, []
 
     def attend(x):

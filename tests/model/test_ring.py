@@ -1,4 +1,4 @@
-"""The ring of projected memory gives what memory gives, however often it wraps around."""
+"""The ring buffer of projected memory gives the same results as memory, even when it wraps."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ ROWS = 2
 
 
 def run(cfg, mems, lengths, seed=0):
-    """Outputs of segments of these lengths, and the memory or cache that they carry."""
+    """Runs random segments of these lengths; returns all outputs and the final memory or cache."""
     core = tiny.compiled(cfg, "core")
     outs, rng = [], np.random.default_rng(seed)
     for t in lengths:
@@ -72,7 +72,7 @@ def test_for_few_queries_there_is_one_ring():
 
 
 def gives_what_memory_gives(cfg, mem_len, seg_len, segments):
-    """Compares the outputs, and the final keys and values; returns the cache."""
+    """Compares outputs, final keys and values with those of memory; returns the cache."""
     lengths = [seg_len] * segments
     want, mems = run(cfg, txl_jax.TransformerXL(cfg).init_mems(ROWS, mem_len), lengths)
     start = txl_jax.TransformerXL(cfg).init_mems(ROWS, mem_len)
@@ -127,7 +127,7 @@ def test_plain_attention_puts_the_keys_of_a_ring_in_order():
 @pytest.mark.integration
 @pytest.mark.parametrize("clamp_len", [-1, 12])
 def test_a_fused_kernel_reads_one_ring_and_gives_what_memory_gives(monkeypatch, clamp_len):
-    """The implementation ``xla`` stands for the fused kernel, which needs a GPU."""
+    """The implementation ``xla`` takes the place of the fused kernel, which needs a GPU."""
     monkeypatch.setattr(attention, "may_fuse_cache", lambda c, mesh: True)
     monkeypatch.setattr(attention, "FUSED", {"xla": "cpu"})
     given = []
@@ -137,7 +137,7 @@ def test_a_fused_kernel_reads_one_ring_and_gives_what_memory_gives(monkeypatch, 
         return attend(x, *rest)
 
     monkeypatch.setattr(attention, "attend", recorded)
-    # No other test has this rate, so that no compiled program is used again.
+    # No other test has this dropout rate, so no program compiled earlier is reused.
     cfg = tiny.config(clamp_len=clamp_len, same_length="pytorch", dropatt=0.0625)
     start = txl_jax.TransformerXL(cfg).init_mems(ROWS, 35)
     want, _ = run(cfg, start, [10] * 9)

@@ -37,7 +37,7 @@ def row_of(mems, b):
 
 
 def fresh(cfg):
-    return tiny.memory(cfg, (0, 0, 0), MEM_LEN, seed=5)  # filled 0, whatever the slots hold
+    return tiny.memory(cfg, (0, 0, 0), MEM_LEN, seed=5)  # no slot is filled: contents are ignored
 
 
 def alone(cfg, tokens, targets, mems, b, **extra):

@@ -1,4 +1,4 @@
-"""The sampled softmax equals its formula for known draws, and the softmax for many draws."""
+"""The sampled softmax equals its formula for known draws, and the full softmax for many draws."""
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ def probability(word):
     ids=["all_distinct", "some_again", "one_word"],
 )
 def test_training_scores_against_the_distinct_words_drawn(monkeypatch, drawn):
-    """The test sets the uniform numbers: each is in the middle of its word's interval."""
+    """The test replaces the uniform random numbers so that exactly the words ``drawn`` result."""
     before = np.concatenate([[0], np.cumsum(probability(np.arange(13)))])
     middle = np.array([(before[k] + before[k + 1]) / 2 for k in drawn[::-1]], np.float32)
 

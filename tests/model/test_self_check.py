@@ -1,7 +1,7 @@
-"""The self-check runs a run's planned attention; with ``auto``, a failure does not end the run.
+"""The self-check tests a run's planned attention; with ``auto``, a failure does not end the run.
 
-Fused kernels are replaced by functions on the CPU. Other tests compile for absent TPUs and GPUs,
-where their compilers are installed.
+Most tests replace the fused kernels by functions on the CPU. Others compile for absent TPUs and
+GPUs, where the compilers are installed.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ def config(**changes) -> TransformerXLConfig:
 
 @pytest.fixture
 def kernel(monkeypatch, tmp_path):
-    """A fake kernel for TPUs; ``seen`` has its traced inputs, and ``fails`` changes its result."""
+    """A fake kernel for TPUs. ``seen`` lists its traced inputs; ``fails`` can spoil its result."""
     fake: Any = types.SimpleNamespace(seen=[], fails=lambda out: out)
     fake.supports = lambda x: None
 
@@ -128,8 +128,8 @@ def test_a_named_kernel_that_the_tpu_cannot_run_is_an_error(kernel, monkeypatch)
 
 
 @pytest.mark.parametrize("memory", [True, False])
-def test_generation_scoring_and_analyses_check_what_they_compute(memory, monkeypatch):
-    """They run on one device, without a mesh; no earlier program has checked their attention."""
+def test_generation_and_scoring_check_what_they_compute(memory, monkeypatch):
+    """Generation and scoring use one device. No earlier program has checked their attention."""
     c = config() if memory else config(attention="absolute_per_layer", n_positions=512, d_head=4)
     seen: list[Any] = []
     note = lambda c, mesh, *sizes, **program: seen.append((mesh.size, *sizes, program))
@@ -288,7 +288,7 @@ print(json.dumps({**last, "devices": mesh.size}), flush=True)
 
 
 def two_processes(folder, how) -> list[Any]:
-    """What each of two processes with two devices prints about its self-check."""
+    """Runs the self-check in two processes with two devices each; returns the output of each."""
     address = f"127.0.0.1:{free_port()}"
     settings = {"JAX_NUM_CPU_DEVICES": "2", "JAX_COMPILATION_CACHE_DIR": str(folder)}
     started = [
@@ -325,7 +325,7 @@ def two_processes(folder, how) -> list[Any]:
     ),
 )
 def test_two_processes_take_one_decision_and_one_keeps_it(how, words, tmp_path):
-    """The kernel is interpreted. With ``auto``, a failing process does not block the other."""
+    """The kernel is interpreted. With ``auto``, a failing process does not block the other one."""
     (first, said), (second, said_by_second) = two_processes(tmp_path, how)
     assert first["devices"] == 4
     assert min(first["ran"], second["ran"]) > 0
@@ -380,7 +380,7 @@ def test_it_compiles_for_gpus_on_a_mesh(eight_gpus, form):
 
 @pytest.mark.integration
 def test_float32_products_that_must_not_be_rounded_are_fused_too(eight_gpus):
-    """Each product is computed in three parts in TF32, as exactly as ``highest`` promises."""
+    """Each product is computed from three TF32 parts, which is as exact as ``highest`` promises."""
     c = config(d_head=64, dropatt=0.1)
     on = training_mesh(experiment(**{"mesh.data": -1}), eight_gpus)
     planned = lambda c: self_check.planned(c, on, 8, 128, 128, train=True)

@@ -44,7 +44,10 @@ def sharded(function, n_rows):
 
 
 def losses_and_gradient(cfg, total, seg_len, mem_len=5, **options):
-    """A function of variables, tokens, memory's states [B,L,M,D] and filled slots, and resets."""
+    """A function that returns the gradient of ``total`` and, by row, losses and filled slots.
+
+    It takes variables, tokens, the memory's states [B,L,M,D], its filled slots, and resets.
+    """
 
     def run(variables, tokens, hidden, filled, reset):
         mems = tiny.memory(cfg, (0,), mem_len).replace(hidden=hidden.swapaxes(0, 1), filled=filled)
@@ -94,14 +97,14 @@ def test_losses_in_several_blocks_and_tiles_are_those_of_one_device(monkeypatch)
 
 @pytest.mark.integration
 def test_a_long_segment_gives_what_one_device_gives():
-    """Its queries are in several groups, which are computed one after another."""
+    """The queries of a long segment are computed in several groups, one after another."""
     assert_equal(tiny.config(n_layer=1), 200)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", TRAINED)
 def test_training_runs_on_every_device(form):
-    """All devices draw the same dropout, so each gives what one device gives for its rows alone."""
+    """All devices draw the same dropout, so each device's rows give the same results alone."""
     cfg = tiny.config(n_layer=1, **TRAINED[form])
     given = inputs(cfg, 6)
     options = {"train": True, "rngs": {"dropout": jax.random.key(0)}}
@@ -136,7 +139,7 @@ def test_logits_and_states_are_those_of_one_device(form):
 
 @pytest.mark.parametrize("platform", choice.BEST)
 def test_fused_kernels_are_not_chosen_where_variation_is_checked(platform, monkeypatch):
-    """Such a kernel would not sum the gradient of parameters over the devices."""
+    """A fused kernel would not sum the gradient of parameters over the devices."""
     monkeypatch.setattr(choice, "platform_of", lambda mesh: platform)
     chosen = []
 

@@ -79,7 +79,7 @@ def test_vmap_over_parameters_equals_each_model_by_itself():
 
 @pytest.mark.integration
 def test_vmap_of_the_gradient_with_clusters_equals_each_model_by_itself():
-    """Targets differ; each model runs as many blocks as the fullest cluster of any model needs."""
+    """Targets are in different clusters. Each model runs as many blocks as any model needs."""
     tokens, targets, _ = inputs()
     targets = np.stack([np.full((3, 4), 12), targets[0]]).astype(np.int32)
     mems = txl_jax.TransformerXL(CLUSTERS).init_mems(3, 0)
@@ -120,7 +120,7 @@ def test_parameters_may_be_numpy_arrays_that_a_program_closes_over(name):
 
 
 def test_gradient_of_a_segment_is_the_same_with_earlier_segments_in_the_graph():
-    """Memory is cut from the graph, so differentiating through a scan changes nothing."""
+    """No gradient flows through memory, so an earlier segment in the graph changes nothing."""
     tokens, targets, mems = inputs()
 
     def nll_of(variables, m, i):

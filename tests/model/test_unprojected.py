@@ -1,4 +1,4 @@
-"""Segments of few tokens attend to unprojected states, with the same results as projected ones."""
+"""For few tokens, attention uses the memory's states unprojected, and gives the same results."""
 
 import dataclasses
 import functools
@@ -23,13 +23,13 @@ FORMS = {
 
 
 def both(seg_len, **changes):
-    """A model that leaves the states unprojected, and the same one that projects them."""
+    """Two configs of a model: the first leaves memory unprojected, the second projects memory."""
     cfg = tiny.config(d_head=8 * seg_len, **changes)
     return cfg, dataclasses.replace(cfg, kernel="reference")
 
 
 def outcome(cfg, variables, mems, inputs, reset):
-    """The gradient of a weighted sum of the states, and the states and new memory."""
+    """The gradient of a weighted sum of the output states; then these states and new memory."""
     core = tiny.apply(cfg, "core")
     weights = np.random.default_rng(1).standard_normal(inputs.shape).astype(np.float32)
 
@@ -58,7 +58,7 @@ def test_outputs_and_gradients_are_those_of_projected_states(name, seg_len):
         got = outcome(cfg, variables, mems, inputs, reset)
         want = outcome(projected, variables, mems, inputs, reset)
         for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-            # Other products are rounded differently, by up to 1e-5 of the largest entry.
+            # The two ways to compute differ by rounding: up to 1e-5 of the largest entry.
             bound = 1e-5 * max(1.0, float(np.abs(b).max()))
             np.testing.assert_allclose(a, b, rtol=0, atol=bound)
 

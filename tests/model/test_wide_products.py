@@ -1,4 +1,4 @@
-"""On a CPU, products of bfloat16 factors are float32 products that are rounded once, and fast."""
+"""On a CPU, bfloat16 matrix products equal float32 products that are rounded once, and are fast."""
 
 import functools
 import itertools
@@ -148,7 +148,7 @@ def test_products_of_many_matrices_by_vmap_are_those_of_each():
 def test_every_order_that_a_program_may_ask_for_runs_and_a_gradient_uses_the_fast_kernel(
     as_users_compile,
 ):
-    """XLA moves transposes into products after it has chosen a kernel for them."""
+    """XLA chooses a kernel for a matrix product, and only then merges transposes into it."""
     x, y = low(0, 64, 48), low(1, 48, 32)
     turned = lambda z, turn: z.T if turn else z
     for turns in itertools.product((False, True), repeat=3):
@@ -197,7 +197,7 @@ def test_a_model_trains_as_users_compile_it_close_to_float32(as_users_compile, f
         return float(value), np.concatenate([np.ravel(x) for x in jax.tree.leaves(found)])
 
     (loss, found), (full_loss, expected) = gradient("bfloat16"), gradient("float32")
-    assert abs(loss - full_loss) < 0.1  # as in test_low_precision.py
+    assert abs(loss - full_loss) < 0.1  # the same bound as in test_low_precision.py
     cosine = found @ expected / np.linalg.norm(found) / np.linalg.norm(expected)
     assert cosine > 0.98
 

@@ -1,4 +1,4 @@
-"""With JAX's 64-bit types enabled, types and values are the documented ones, as by default."""
+"""Enabling JAX's 64-bit types changes neither values nor types of the package's functions."""
 
 import json
 import os
@@ -37,9 +37,9 @@ def types_of(tree):
 
 
 def everything(cfg, seg_len=6, dtype="float32"):
-    """A function of a key that draws parameters, and returns them and what all methods give.
+    """A function of a random key that draws parameters and calls all methods of the model.
 
-    The parameters are cast to ``dtype``.
+    It returns the parameters, cast to ``dtype``, and the results of the methods.
     """
     model = txl_jax.TransformerXL(cfg)
     tokens, lengths = tiny.tokens(cfg, 2, seg_len).astype(np.int64), np.array([seg_len, 3])

@@ -135,7 +135,7 @@ def machine(monkeypatch, tmp_path):
 
 
 def started(monkeypatch, platforms, backend):
-    """Calls ``start_devices`` where JAX starts ``backend``, or raises it if it is an error."""
+    """Calls ``start_devices`` with a fake JAX that starts ``backend``, or raises that error."""
 
     def default_backend():
         if isinstance(backend, Exception):
@@ -321,7 +321,7 @@ def test_an_accelerator_that_starts_is_no_message(machine, monkeypatch, capsys, 
 @pytest.mark.integration
 @pytest.mark.parametrize("extras", ["", "cuda13"])
 def test_a_false_nvidia_smi_without_a_plugin_ends_gpu_node_with_the_reason(tmp_path, extras):
-    """The virtual environment runs this Python, and its pip installs nothing."""
+    """The fake virtual environment runs this Python, and its pip installs nothing."""
     venv = tmp_path / "venv"
     program(venv / "bin" / "python", f'[ "$2" = pip ] || exec {sys.executable} "$@"')
     environment = {**os.environ, "PATH": nvidia_smi(tmp_path / "tools")}

@@ -1,4 +1,4 @@
-"""The autotuner's choices stay with a run, and runs of one program share its compiled form."""
+"""A run keeps the autotuner's choices, and runs of the same program share its compiled form."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def compiled(file, chosen=None, lowered=None):
 
 
 def test_runs_of_a_program_compile_it_with_the_same_options(tmp_path):
-    """XLA's options are a part of the key of a compiled program."""
+    """The cache finds a compiled program by a key that includes XLA's options."""
     first, _ = compiled(tmp_path / "one.json", {"a.textproto": "fast"})
     second, _ = compiled(tmp_path / "two.json")
     again, _ = compiled(tmp_path / "one.json")

@@ -1,4 +1,4 @@
-"""Devices exchange gradients and sums once, and nothing merely to order operations."""
+"""Devices exchange each gradient and sum once. No collective serves only to order operations."""
 
 import re
 from typing import Any
@@ -92,7 +92,7 @@ def test_a_sampled_softmax_exchanges_what_the_whole_softmax_does():
 @pytest.mark.integration
 @pytest.mark.parametrize("mesh", [ROWS, BOTH], ids=["rows", "rows and heads"])
 def test_writing_to_the_rings_of_a_cache_needs_no_collective(mesh):
-    """A cache has one ring, or with ``clamp_len`` a second one for the distances beyond it."""
+    """A cache has one ring buffer. With ``clamp_len`` it has another one for larger distances."""
     lengths = {"evaluate.seg_len": 16, "evaluate.mem_len": 64}
     one = of_scoring(**mesh, **lengths)
     two = of_scoring(**mesh, **lengths, **{"evaluate.clamp_len": 20})
@@ -106,7 +106,7 @@ def test_writing_to_the_rings_of_a_cache_needs_no_collective(mesh):
 @pytest.mark.integration
 @pytest.mark.parametrize("topology", ["v5e:2x2", "h100:1x1x4"])
 def test_absent_devices_exchange_gradients_and_sums_alone(tmp_path, topology):
-    """The programs have XLA's attention, a sampled softmax, and a cache with two rings."""
+    """The programs have XLA's attention, a sampled softmax, and a cache with two ring buffers."""
     check_compiler(topology)
     config = f"--config={write_config(tmp_path)}"
     flags: tuple[str, ...] = ("--mode=compile", f"--topology={topology}", "--config.mesh.data=-1")

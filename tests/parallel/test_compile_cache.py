@@ -1,4 +1,4 @@
-"""Compiled programs are kept where the user said, or beside the prepared corpora."""
+"""Compiled programs are stored in the folder that the user named, or beside prepared corpora."""
 
 import os
 import subprocess
@@ -60,7 +60,7 @@ def test_other_processors_have_a_folder_of_their_own(unset, tmp_path, monkeypatc
 
 
 def programs(folder, **sizes):
-    """Files as JAX names them, each written a day after the one before it."""
+    """Writes files with the names of JAX's programs, each dated a day after the previous one."""
     folder.mkdir(parents=True, exist_ok=True)
     for day, (name, size) in enumerate(sizes.items()):
         (folder / f"{name}-cache").write_bytes(b"x" * size)

@@ -1,4 +1,4 @@
-"""What cannot fit the memory is refused before it runs; what may fit is not."""
+"""A program that cannot fit into memory is refused before it runs; one that might fit is not."""
 
 import dataclasses
 import gc
@@ -60,7 +60,7 @@ def small_machine(monkeypatch):
 
 
 def check_memory_of(exp):
-    """The check of a run's memory before its text is read."""
+    """Runs the memory check that training does before it reads its text."""
     check_training_memory(exp, *build_meshes(exp))
 
 
@@ -318,7 +318,7 @@ def test_training_is_refused_before_its_text_is_read(tmp_path):
 def test_a_vocabulary_that_does_not_fit_is_refused_before_the_workdir_is_made(
     tmp_path, monkeypatch
 ):
-    """The size of the vocabulary is known once the text is read."""
+    """The size of the vocabulary is known only once the text is read."""
     lines = [" ".join(f"word{i + n}" for i in range(10)) + "\n" for n in range(0, 5000, 10)]
     (tmp_path / "text.txt").write_text("".join(lines))
     changes = {"data.vocab": "word", "generate.length": 0, "generate.prompt": "word1"}
@@ -364,7 +364,7 @@ def test_an_update_in_parts_needs_less_memory(monkeypatch, tmp_path):
 @pytest.mark.parametrize("scanned", [False, True])
 @pytest.mark.integration
 def test_a_resumed_state_is_in_memory_once_and_counted_once(scanned, monkeypatch, tmp_path):
-    """Layers in a checkpoint are not stacked; they are freed once the run's layers are made."""
+    """A checkpoint has unstacked layers. They are freed once the run's own layers are made."""
     settings = {"model.scan_layers": scanned, "checkpoint.every": 6}
     tiny_runs.run(tmp_path, tmp_path / "run", **settings, **{"train.steps": 12})
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "12")

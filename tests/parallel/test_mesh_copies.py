@@ -1,6 +1,6 @@
-"""If the devices of several processes do not divide a batch's rows, they repeat work.
+"""If the devices of several processes cannot share a batch's rows equally, devices repeat work.
 
-The results stay the same. The axis ``copies`` of the mesh is over the groups of devices that do the
+The results do not change. The mesh axis ``copies`` numbers groups of devices. Each group does the
 same work.
 """
 
@@ -24,7 +24,7 @@ from txl_jax.parallel.mesh import copies, idle_devices, make_mesh, scoring_mesh
 from txl_jax.parallel.shardings import equal_on_copies
 from txl_jax.planning.run_programs import run_programs
 
-SMALL = TransformerXLConfig(n_layer=1)  # its parameters are not shared
+SMALL = TransformerXLConfig(n_layer=1)  # its parameters are not sharded
 
 
 class OfProcess:
@@ -63,7 +63,7 @@ def noted(monkeypatch):
     ],
 )
 def test_all_devices_of_several_processes_take_part(settings, batch, parts, sizes, platform, noted):
-    """There are two processes of four devices; without repeated work the mesh has no ``copies``."""
+    """Two processes have four devices each. Without repeated work the mesh has no ``copies``."""
     c, cfg, devices = MeshConfig(**settings), SMALL, of_processes(2, 4, platform)
     names = ("copies", "data", "fsdp", "tensor")[-len(sizes) :]
     made = make_mesh(c, cfg, batch, parts, devices)

@@ -1,7 +1,7 @@
-"""Several processes do what one does: they compute the same, write once and end together.
+"""Several processes act as one: they compute the same results, write once and end together.
 
-They are started as a user starts them, and find each other over loopback. Every wait has a limit,
-so that a test fails if a process hangs.
+The tests start the processes as a user does. The processes find each other over the loopback
+network. Every wait has a limit, so a test fails if a process hangs.
 """
 
 import json
@@ -44,7 +44,7 @@ LONG: dict[str, Any] = {
     "generate.length": 0,
     "mesh.data": -1,
 }
-"""A run of some seconds, because processes look for a notice to stop once a second."""
+"""A run takes some seconds, because processes check only once a second whether to stop."""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def two(short):
 
 @pytest.fixture(scope="module")
 def fsdp(short):
-    """The workdir of two processes with two devices each; every two devices share parameters."""
+    """The workdir of two processes with two devices each; two devices share the parameters."""
     folder, config, _ = short
     arguments = (f"--config={config}", f"--workdir={folder / 'fsdp'}", "--config.mesh.fsdp=2")
     ran(folder / "said", 2, *arguments, devices=2, spy=folder / "fsdp-read")
@@ -220,7 +220,7 @@ def test_one_process_waits_for_no_other(monkeypatch):
 
 @pytest.mark.parametrize("outer", [processes.on_process_zero, processes.process_zero_first])
 def test_work_of_process_zero_must_not_wait_for_others(outer):
-    """With several processes it would wait forever; with one process it is an error as well."""
+    """With several processes, such work would wait forever. With one process it raises as well."""
     inner = [
         lambda: processes.on_process_zero(int),
         lambda: processes.process_zero_first(int),
@@ -233,7 +233,10 @@ def test_work_of_process_zero_must_not_wait_for_others(outer):
 
 
 def test_saving_does_not_ask_whether_to_stop(tmp_path, monkeypatch):
-    """Training numbers its questions to JAX; Orbax's own numbers could make JAX lose a notice."""
+    """Orbax does not ask JAX whether a notice to stop has come: only training asks this.
+
+    Training numbers its calls. Calls by Orbax, with other numbers, could make JAX lose a notice.
+    """
     asked: list[int] = []
     name = "jax.experimental.multihost_utils.reached_preemption_sync_point"
     monkeypatch.setattr(name, asked.append)
@@ -261,7 +264,7 @@ def test_four_processes_train_as_one_and_go_on_from_two(short, fsdp):
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory):
-    """A folder with a text and ``whole``, a workdir of two uninterrupted processes; its config."""
+    """A folder with a text and ``whole``, the workdir of an uninterrupted run; and the config."""
     folder = tmp_path_factory.mktemp("long")
     config = write_config(folder, **LONG)
     ran(folder, 2, f"--config={config}", f"--workdir={folder / 'whole'}")
@@ -329,7 +332,7 @@ def test_an_error_of_process_0_ends_all_with_its_text(short, two, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_that_slurm_starts_evaluate_as_one(two, tmp_path):
-    """This includes dynamic evaluation, and streams that are warmed up."""
+    """The command evaluates dynamically too, and warms up the streams."""
     learning = ("rule=rms", "learning_rate=1e-3", "statistics=3")
     changes = [f"--config.evaluate.dynamic.{change}" for change in learning]
     found = []
@@ -360,7 +363,10 @@ def test_two_processes_generate_as_one_does(two, tmp_path):
 
 @pytest.mark.slow
 def test_a_mesh_of_cpu_devices_trains_from_cached_programs_without_a_deadlock(tmp_path):
-    """Without the flag XLA aborted about every second run; cached programs ignore their options."""
+    """The command sets the flag IN_ORDER. Without this flag, about every second run aborted.
+
+    A compiler option would not suffice: it has no effect on a program from the cache.
+    """
     mesh = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.scan_layers": True}
     config = write_config(tmp_path, **mesh)
     cache = str(tmp_path / "compiled")

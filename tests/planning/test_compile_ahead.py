@@ -1,4 +1,4 @@
-"""Predictions about a program are right: memory, operations, collectives; and whether it fits."""
+"""Predictions of a program's memory, operations, collectives, and of whether it fits, are right."""
 
 import dataclasses
 import functools
@@ -100,7 +100,7 @@ def test_arguments_are_the_state_and_validation_leaves_the_rest_of_it():
     assert held["train"] == pytest.approx(3 * parameters + memory, abs=slack)
 
     def scoring(rows, mem_len):
-        """Parameters without projections of positions, and projected keys, values and positions."""
+        """Bytes of parameters (not of position projections) and of the cache's projected arrays."""
         slots = -(-mem_len // T) * T
         projected = 2 * 32 * 4 * (2 * rows * slots + slots + T)
         return pytest.approx(parameters - 2 * 32 * 32 * 4 + projected, abs=slack)
@@ -145,7 +145,7 @@ def test_formula_is_near_the_compilers_count_where_no_loop_hides_any(changes):
 
 
 def of_projecting_memory(rows, mem_len):
-    """Operations that project the keys, values and position vectors that a cache already has."""
+    """Operations that a cache saves: those that project keys, values and position vectors."""
     return 2 * 32 * 32 * (4 * mem_len * rows + 2 * (mem_len + T))
 
 
@@ -185,7 +185,7 @@ def test_a_segment_that_is_learnt_from_has_three_passes():
 
 @pytest.mark.integration
 def test_evaluation_is_of_layers_one_by_one():
-    """``load`` unstacks the layers: none is in a loop, whose body the compiler counts once."""
+    """``load`` unstacks the layers, so there is no loop; the compiler counts a loop's body once."""
     scanned = compiled(**{"model.scan_layers": True})
     looped, one_by_one = (scanned[name] for name in ("validate", "evaluate"))
     assert looped.compiler_flops < 0.75 * looped.flops.model
@@ -241,13 +241,13 @@ def test_a_data_mesh_sums_the_gradient_and_nothing_else_of_size():
     exp = experiment(**{"mesh.data": 8})
     (found,) = train_program(**{"mesh.data": 8}).collectives
     assert found.kind == "all-reduce"
-    # Gradients of words are summed as input and as output; [K,D] arrays matter too here.
+    # Gradients of word vectors are summed for input and for output; [K,D] arrays matter too here.
     assert 1 <= found.size / (4 * n_parameters(exp)) < 1.4
 
 
 @pytest.mark.integration
 def test_exchanges_in_a_loop_count_as_often_as_it_runs():
-    """Layers in a loop exchange as many bytes as layers one by one."""
+    """Scanned layers exchange as many bytes as unrolled layers."""
     programs = (train_program(**{"mesh.data": 8, "model.scan_layers": s}) for s in (False, True))
     one_by_one, looped = (sum(x.size for x in p.collectives) for p in programs)
     assert looped == pytest.approx(one_by_one, rel=0.05)
@@ -420,7 +420,7 @@ def test_the_share_of_a_gpu_that_a_command_may_use_is_compared(monkeypatch, caps
         monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION", raising=False)
         if share:
             monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", share)
-        with pytest.raises(AttributeError):  # the fake program, a text, has no ``fits``
+        with pytest.raises(AttributeError):  # the fake program is a string without ``fits``
             ahead.compile_ahead(experiment(), topology)
     assert limits == [int(0.9 * 80 * 10**9), int(0.75 * 80 * 10**9), int(15.75 * GIB)]
 
@@ -460,7 +460,7 @@ def test_programs_and_checks_know_where_memory_is_reset_within_a_segment(
 
 
 def test_a_kernel_by_name_changes_no_shape_and_no_first_parameter():
-    """The shapes are found before the devices of a mesh are known, by a segment of one token."""
+    """Shapes are found with a segment of one token, before the devices of the mesh are known."""
     for kernel in ("triton", "pallas_tpu"):
         exp = experiment(**{"model.kernel": kernel})
         plain = experiment(**{"model.kernel": "xla"})
@@ -502,7 +502,7 @@ def test_a_program_that_cannot_be_read_back_is_told_without_its_exchanges():
 
 @pytest.mark.parametrize(("kind", "published"), [("v100", 15.7e12), ("t4", 8.1e12)])
 def test_the_float32_rate_of_an_old_gpu_is_that_of_its_units(kind, published):
-    gpu = GPUS[kind]  # two operations a clock of each unit
+    gpu = GPUS[kind]  # each unit does two operations per clock
     rate = 2e9 * gpu.processors * gpu.units * gpu.clock
     assert published == pytest.approx(rate, rel=0.01)
 
@@ -528,7 +528,7 @@ def test_two_passes_with_two_dropout_masks_are_twice_the_operations():
 
 
 def refused(*arguments, **environment):
-    """The last line on standard error; JAX may warn of a library's path before it."""
+    """The last line on standard error; JAX might warn of a library's path before it."""
     done = call(*arguments, **environment)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
@@ -615,7 +615,7 @@ def test_vocabularies_of_published_corpora_are_known():
 
 
 def test_only_a_model_of_bytes_generates_with_their_grammar():
-    """The grammar has 256 tokens, and the tokens of a tokenizer may be more."""
+    """The grammar has 256 tokens, and a tokenizer can have more."""
     few = {"model.n_layer": 1, "model.vocab_size": 300, "generate.mem_len": 8}
     for changes in ({"data.tokenizer": "tokenizer.json"}, {}):
         exp = experiment(**few, **changes)

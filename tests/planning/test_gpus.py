@@ -1,4 +1,4 @@
-"""Programs for NVIDIA GPUs that are not at hand have the kernels that a run on them would use."""
+"""Programs compiled for absent NVIDIA GPUs have the kernels of a run on such a GPU."""
 
 import dataclasses
 import functools
@@ -128,7 +128,7 @@ backend_config={"known_trip_count":{"n":"3"}}
 
 
 class Refusing:
-    """A program that compiles with products of cuBLAS, and not with those of Triton."""
+    """A program that compiles with cuBLAS for matrix products, but not with Triton for them."""
 
     def __init__(self, words):
         self.words = words
@@ -231,7 +231,7 @@ def test_a_fused_kernel_that_cannot_run_is_a_fallback_with_its_reason(monkeypatc
 
 @pytest.mark.parametrize(("platform", "capability"), [("gpu", "gfx942"), ("rocm", "9.4")])
 def test_a_gpu_of_amd_falls_back_and_refuses_the_kernels_of_nvidia(platform, capability):
-    """JAX calls its platform gpu; its capability is a name, not a number."""
+    """For JAX, an AMD GPU has the platform ``gpu``, and its capability is a name, not a number."""
     device = types.SimpleNamespace(platform=platform, compute_capability=capability)
     mesh: Any = types.SimpleNamespace(devices=np.array([device]), shape=MESH)
     c = TransformerXLConfig(vocab_size=11, d_head=16, dtype="bfloat16")
@@ -330,7 +330,7 @@ def test_a_run_tells_the_default_rate_of_an_optimizer_that_finds_its_own():
 
 
 def fused_calls(calls) -> int:
-    """The calls of jax-triton, whose name has the ending ``_ffi`` from 0.4 on."""
+    """The number of jax-triton calls. From version 0.4 on, their name ends in ``_ffi``."""
     return sum(n for name, n in calls.items() if name.startswith("triton_kernel_call"))
 
 
@@ -350,7 +350,7 @@ def test_training_compiles_for_a_gpu_with_fused_attention(eight_gpus):
     assert train.compiler_flops is None
     assert train.memory.temp_size_in_bytes > 0
     assert train.collectives == ()
-    assert fused_calls(evaluate.calls) == 2 * layers  # these read the ring of a cache
+    assert fused_calls(evaluate.calls) == 2 * layers  # these read a cache's ring buffer
 
 
 @pytest.mark.integration
@@ -384,7 +384,7 @@ def test_short_segments_compile_without_the_fused_kernel(eight_gpus):
 @pytest.mark.integration
 @pytest.mark.usefixtures("eight_gpus", "as_users_compile")  # skips without a compiler
 def test_a_program_that_sorts_many_numbers_compiles_for_an_absent_gpu():
-    """Above some 20,000 numbers, XLA would use CUB's sort, which queries the absent H100."""
+    """Above about 20,000 numbers, XLA would use CUB's sort, which queries the absent H100."""
     (device,) = topology_devices("h100:1x1x1")
     x = jax.ShapeDtypeStruct(
         (50_000,), jnp.float32, sharding=jax.sharding.SingleDeviceSharding(device)
@@ -409,7 +409,7 @@ def gradients_of_two_texts(devices) -> jax.stages.Lowered:
 
 @pytest.mark.integration
 def test_several_seeds_run_the_fused_kernel_one_after_the_other(eight_gpus):
-    """jax-triton itself refuses ``jax.vmap``."""
+    """``sequential_vmap`` makes this work, because jax-triton has no rule for ``jax.vmap``."""
     calls = library_calls(gradients_of_two_texts(eight_gpus).compile().as_text() or "")
     assert fused_calls(calls) >= 2 * 5 * experiment().model.n_layer
 

@@ -1,4 +1,4 @@
-"""The command compiles every program of a run for accelerators that are not at hand."""
+"""The mode ``compile`` compiles every program of a run for accelerators that are absent."""
 
 import os
 import re
@@ -19,14 +19,14 @@ FORMS: dict[str, dict[str, object]] = {
 """The forms of attention, and the settings of each."""
 NO_MEMORY = {f"{part}.mem_len": 0 for part in ("train", "validate", "evaluate")}
 SIZES = {
-    # Longer than one group of queries of attention that is not fused.
+    # Longer than one group of queries in attention without a fused kernel.
     **{f"{part}.seg_len": 256 for part in ("train", "validate", "evaluate")},
     **{"model.vocab_size": 30, "train.batch_size": 8, "mesh.data": -1},
 }
 
 
 PLAIN = {"model.kernel": "reference", "model.scan_layers": False, "generate.length": 0}
-"""The plain form of every program: all attention scores at once, layers one by one."""
+"""The plain form of every program: all attention scores at once, and unrolled layers."""
 
 
 def compiled(folder, topology, form, dtype, **changes):
@@ -76,7 +76,10 @@ def walk(folder, topology, form, dtypes):
 
 
 def check_collectives(told, plain):
-    """No program exchanges more of any kind than its plain form; a self-check has no plain form."""
+    """Checks that no program exchanges more bytes by any kind of collective than its plain form.
+
+    Self-checks are skipped: they have no plain form.
+    """
     found, allowed = collectives(told), collectives(plain)
     assert any(allowed.values()), plain  # several devices share the work
     for name, bytes_of_kind in found.items():
@@ -86,7 +89,7 @@ def check_collectives(told, plain):
 
 
 def collectives(told):
-    """The bytes of each kind of collective of every program; all must be below 100,000."""
+    """For each program, the bytes of each kind of collective; all must be below 100,000."""
     found = {}
     for program in re.split(r"\n(?=\w)", told):
         if said := re.search(r"^  collectives +(.*)", program, re.MULTILINE):
@@ -125,6 +128,6 @@ def test_a_gpu_that_the_compiler_has_left_behind_is_refused_in_a_line(tmp_path):
     config = write_config(tmp_path, **SIZES)
     done = call(*(f"--config={config}", "--mode=compile", "--topology=v100:1x1x1"), XLA_FLAGS="")
     assert done.returncode == 2
-    last = done.stderr.splitlines()[-1]  # XLA prints others before it
+    last = done.stderr.splitlines()[-1]  # XLA prints other lines before it
     assert last.startswith("error: the installed ptxas")
     assert "CUDA 13 does not support a V100" in last

@@ -1,26 +1,27 @@
-"""Records runs of the published PyTorch code as numbers, with which tests compare this package.
+"""Records results of the published PyTorch code, with which tests compare this package.
 
     python tests/recorded/record.py --original DIR --nvidia DIR --out tests/recorded [--only NAME]
 
-It needs torch and numpy, not JAX. ``--original`` is the ``pytorch/`` folder of
+The script needs torch and numpy, not JAX. ``--original`` is the ``pytorch/`` folder of
 github.com/kimiyoung/transformer-xl, ``--nvidia`` the ``Transformer-XL/pytorch/`` folder of
-NVIDIA's DeepLearningExamples. Neither is changed: the few lines that today's torch does not run
-are replaced in a temporary copy (``KIMIYOUNG_FILES``, ``NVIDIA_FILES``). One ``NAME.npz`` and one
-``NAME.json`` are written per entry of ``CASES``, and ``lamb.npz`` with ``lamb.json``. The same
-version of torch writes the same bytes every time.
+NVIDIA's DeepLearningExamples. Neither folder is changed. Today's torch cannot run a few lines of
+the code; they are replaced in a temporary copy (``KIMIYOUNG_FILES``, ``NVIDIA_FILES``). The script
+writes ``NAME.npz`` and ``NAME.json`` for each entry of ``CASES``, and ``lamb.npz`` with
+``lamb.json``. The same version of torch writes the same bytes every time.
 
-In a run, a small model with random parameters, all of them large enough to matter, reads a
-stream of random tokens in ``N_SEGMENTS`` segments and carries its memory. Dropout is 0.
+In a run, a small model reads a stream of random tokens in ``N_SEGMENTS`` segments, and carries
+memory from each segment to the next. All parameters are random, and large enough to affect the
+results. Dropout is 0.
 
 Keys of a model's arrays (the time axis is first, as in the published code):
 
-- ``param/<name>``: the whole state, under the original's names; tied tensors under each name.
+- ``param/<name>``: the whole state, with the original's names; tied tensors have several names.
 - ``seg<i>/inp`` int32 [E+T,B] and ``seg<i>/tgt`` int32 [T,B]; E is ``ext_len``.
-- ``seg<i>/loss`` float32 [T,B]: nats, token order. ``loss_f64``: the same run in float64.
-  ``loss_default_order`` (only with clusters): in the order that the code returns by default.
-- ``seg<i>/hidden`` float32 [T*B,D]: what enters the softmax.
-- ``seg<i>/mem/<l>`` float32 [filled,B,D]: memory of layer l after segment i; L+1 of them from the
-  authors' code, L from NVIDIA's, none where ``mem_len`` is 0.
+- ``seg<i>/loss`` float32 [T,B]: nats, in the order of tokens. ``loss_f64``: the loss of the same
+  run in float64. ``loss_default_order`` (only with clusters): the loss in the code's default order.
+- ``seg<i>/hidden`` float32 [T*B,D]: the input of the softmax.
+- ``seg<i>/mem/<l>`` float32 [filled,B,D]: memory of layer l after segment i. The authors' code has
+  L+1 memories, NVIDIA's has L. There are none if ``mem_len`` is 0.
 - ``grad_seg<i>/<name>``: d mean(loss of segment i) / d parameter, i > 0, memories held constant.
 
 B batch, T segment length, D ``d_model``, L layers.
@@ -55,10 +56,10 @@ KIMIYOUNG_FILES: Mapping[str, tuple[str, Edits]] = {
     ),
     "utils/log_uniform_sampler.py": ("log_uniform_sampler.py", []),
 }
-"""Source file -> its place in the copy, and what is replaced there (pattern, replacement).
+"""Maps each source file to its place in the copy, and to edits there (pattern, replacement).
 
-Masks become bool; two version constants are dropped, which are unused and need CUDA. The
-modules of ``utils/`` move beside the model, so its imports need no edit.
+Masks become bool. Two unused version constants, which need CUDA, are dropped. The modules of
+``utils/`` move beside the model, so that the model's imports need no edit.
 """
 
 NVIDIA_FILES: Mapping[str, tuple[str, Edits]] = {
@@ -74,7 +75,7 @@ DEFAULTS: Mapping[str, Any] = {
     "n_layer": 2,
     "n_head": 2,
     "d_model": 8,
-    "d_head": 3,  # N*H is not D, except where the variant needs it
+    "d_head": 3,  # N*H differs from D, unless the variant needs N*H = D
     "d_inner": 10,
     "dropout": 0.0,
     "dropatt": 0.0,
@@ -94,13 +95,13 @@ DEFAULTS: Mapping[str, Any] = {
 """Constructor arguments of a case, unless its options replace them."""
 
 CUTOFFS: Mapping[str, Any] = {"cutoffs": [10, 20], "tie_projs": [False, True, True]}
-"""Three clusters of ten symbols; the projections tied as the published wt103 recipe ties them."""
+"""Three clusters of ten symbols; projections are tied as in the published wt103 recipe."""
 
 BATCH, N_SEGMENTS = 2, 3
 """B and the number of segments of every case."""
 
 LAMB_STEPS, LAMB_SEGMENT, LAMB_BATCH = 20, 8, 4
-"""Updates of the optimizer's run, and its T and B."""
+"""The number of updates in the run with LAMB, and the T and B of this run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +111,9 @@ class Case:
     Attributes:
       name: the name of the two files.
       options: constructor arguments that differ from ``DEFAULTS``.
-      impl: ``kimiyoung`` or ``nvidia``, whose code runs.
-      extras: notes for the reader, and two things done after construction: ``untie_r`` (true:
-        u and v per layer) and ``reset_length`` (the three lengths that the run then has).
+      impl: whose code runs, ``kimiyoung`` (the authors) or ``nvidia``.
+      extras: notes for the reader, and two changes after construction: ``untie_r`` (if true, u and
+        v per layer) and ``reset_length`` (new values of the three lengths).
     """
 
     name: str
@@ -127,13 +128,13 @@ class Case:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """``tgt_len``, ``ext_len`` and ``mem_len`` as the run has them."""
+        """``tgt_len``, ``ext_len`` and ``mem_len`` of the run, after any ``reset_length``."""
         built = {k: self.constructor[k] for k in ("tgt_len", "ext_len", "mem_len")}
         return {**built, **self.extras.get("reset_length", {})}
 
     @property
     def seed(self) -> int:
-        """A number that depends on the name alone: adding a case changes no other."""
+        """A number that depends only on the name, so adding a case changes no other case."""
         return zlib.crc32(self.name.encode())
 
 
@@ -265,12 +266,12 @@ def record(case: Case, code: types.ModuleType) -> tuple[Arrays, dict[str, Any]]:
 def record_lamb(code: types.ModuleType, lamb: types.ModuleType) -> tuple[Arrays, dict[str, Any]]:
     """``LAMB_STEPS`` updates of a small NVIDIA model with NVIDIA's own ``Lamb``.
 
-    Two tensors start where the rule has an edge: one with a norm above 10, where the norm in the
-    trust ratio is cut, and one that is all zero, where the ratio is 1.
+    Two tensors test edge cases of the rule. One starts with a norm above 10, which the trust ratio
+    limits to 10. The other one starts at zero, where the ratio is 1.
 
     Returns:
       arrays: ``init/<name>`` and ``final/<name>``, the whole state before and after; ``data``
-        int32 [steps*T+1, B], segment t being rows T*t..T*t+T and its targets one row later;
+        int32 [steps*T+1, B] (segment t is rows T*t..T*t+T, its targets are one row later);
         ``loss``, ``gnorm_before_clip`` and ``lr_used`` float64 [steps]; ``loss_f64`` from the
         same run in float64.
       description: constructor and optimizer settings.
@@ -317,10 +318,11 @@ def record_lamb(code: types.ModuleType, lamb: types.ModuleType) -> tuple[Arrays,
 
 
 def build(case: Case, code: types.ModuleType, rng: np.random.Generator) -> Any:
-    """The case's model in evaluation mode, every parameter random and large enough to matter.
+    """The case's model in evaluation mode, with random parameters that all affect the results.
 
-    Layer norms' gains are N(1, 0.2), everything else N(0, 0.3), cluster weights, projections and
-    all biases included: at their usual starting value of zero, an error in them would not show.
+    Gains of layer norms are drawn from N(1, 0.2), all other parameters from N(0, 0.3). This
+    includes cluster weights, projections and all biases. At their usual initial value of zero, an
+    error in them would not show.
     """
     needed = {"dtype": None} if case.impl == "nvidia" else {}  # required there, and unused
     model = code.MemTransformerLM(**case.constructor, **needed)
@@ -336,7 +338,7 @@ def build(case: Case, code: types.ModuleType, rng: np.random.Generator) -> Any:
 
 
 def run(model: Any, case: Case, segments: Sequence[tuple[np.ndarray, np.ndarray]]) -> Arrays:
-    """Run the model on segments, carrying memory; the module's docstring has the arrays' keys."""
+    """Run the model on segments with carried memory. The module's docstring explains the keys."""
     arrays: Arrays = {}
     softmax_inputs: list[Any] = []
     watch = model.crit.register_forward_pre_hook(lambda _, args: softmax_inputs.append(args[0]))
@@ -423,7 +425,7 @@ def _segments(case: Case, stream: np.ndarray) -> Iterator[tuple[np.ndarray, np.n
 
 
 def _description(case: Case, model: Any) -> dict[str, Any]:
-    """The description of a run: how it was built, its parameters, which names are one tensor."""
+    """Describe a run: its settings, its parameters, and which names belong to the same tensor."""
     first: dict[int, str] = {}
     aliases = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -468,7 +470,7 @@ def load_code(
 
 
 def _import(folder: pathlib.Path, module: str) -> types.ModuleType:
-    """Import ``module`` with its folder's name added, since both codes have equal module names."""
+    """Import ``module`` under the name FOLDER_MODULE, since both codes have equal module names."""
     name = f"{folder.name}_{module}"
     spec = importlib.util.spec_from_file_location(name, folder / f"{module}.py")
     assert spec is not None

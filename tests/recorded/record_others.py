@@ -1,4 +1,4 @@
-"""Records what the authors' TensorFlow code and Hugging Face's TransfoXL compute: numbers only.
+"""Records results of the authors' TensorFlow code and of Hugging Face's TransfoXL, as numbers.
 
     python tests/recorded/record_others.py tensorflow --original=DIR --out=tests/recorded/others
     python tests/recorded/record_others.py huggingface --out=tests/recorded/others
@@ -43,7 +43,7 @@ HUGGINGFACE: dict[str, dict] = {
 
 
 def draw(rng, name, shape):
-    """Random values, so large that a misplaced one shows; gains are around 1."""
+    """Random values, large enough for a misplaced one to change results; gains are around 1."""
     gain = name.endswith(("gamma", "layer_norm.weight"))
     return (gain + 0.3 * rng.standard_normal(shape)).astype(np.float32)
 
@@ -63,11 +63,11 @@ def write(out, name, arrays, about):
 
 
 # --------------------------------------------------------------------------------------
-# TensorFlow 1's functions that model.py calls and TensorFlow 2 no longer has.
+# Functions of TensorFlow 1 that model.py calls, and that TensorFlow 2 lacks.
 
 
 def tensorflow_1(tf):
-    """A module ``tensorflow`` for the original: ``tf.compat.v1`` with dense layers, layer_norm."""
+    """A module ``tensorflow`` for the original: ``tf.compat.v1``, dense layers and layer_norm."""
     v1 = tf.compat.v1
 
     def dense(x, units, activation=None, use_bias=True, kernel_initializer=None, name=None):

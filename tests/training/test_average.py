@@ -54,7 +54,7 @@ def test_averages_are_those_written_out_over_the_updates(folder):
         state = step(state, training_batch(streams, n, "reset"))
         after.append(arrays(state.params))
     tail, exponential = (arrays(state.averages[name]) for name in ("swa", "ema"))
-    weights = np.ones(1)  # of w_1, ..: the newest gets max(1/t, 1/4), a plain mean at first
+    weights = np.ones(1)  # of w_1, w_2, ..; the newest has max(1/t, 1/4): a plain mean at first
     for t in range(2, len(after) + 1):
         newest = max(1 / t, 1 - 0.75)
         weights = np.append(weights * (1 - newest), newest)
@@ -163,7 +163,7 @@ def test_layers_under_scan_keep_the_one_that_is_named_and_on_disk_one_by_one(fol
     assert (named.weights, named.others) == ("swa", ("raw",))
     tail, raw = (arrays(txl_jax.load(str(tmp_path), "12", name).params) for name in ("swa", "raw"))
     assert any("layer_1" in key for key in tail)
-    for key in raw:  # an average over one update
+    for key in raw:  # the average is over one update only
         np.testing.assert_allclose(tail[key], raw[key], rtol=0, atol=1e-7, err_msg=key)
 
 

@@ -28,7 +28,7 @@ SHORT = {"train.steps": 6, "checkpoint.every": 6, "train.eval_every": 0}
 
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory):
-    """A folder with the text, and two workdirs trained on it, with other seeds and step counts."""
+    """A folder with a text, and two workdirs trained on it with different seeds and step counts."""
     folder = tmp_path_factory.mktemp("teachers")
     names = []
     for seed, steps in ((1, 6), (2, 12)):
@@ -38,7 +38,7 @@ def teachers(tmp_path_factory):
 
 
 def in_one_pass(trained, tokens):
-    """Probabilities [N-1,V] at all of N tokens but the last, in one pass over all tokens."""
+    """Next-token probabilities [N-1,V] after each of N tokens but the last, from one pass."""
     mems = trained.model.init_mems(1, len(tokens))
     logits, _ = trained.model.apply({"params": trained.params}, tokens[None, :-1], mems)
     return np.asarray(jax.nn.softmax(logits[0]), np.float64)
@@ -47,7 +47,7 @@ def in_one_pass(trained, tokens):
 @pytest.mark.slow
 def test_soft_targets_are_the_mean_of_the_teachers(teachers):
     folder, names = teachers
-    # With one stream, and a memory that holds all of the text, teachers read as in one pass.
+    # One stream, and a memory longer than the text, give the same probabilities as one pass.
     settings = {"validate.batch_size": 1, "validate.mem_len": 128, "distil.words": 5}
     corpus, exp = corpus_and_experiment(folder, **settings)
     tokens = np.asarray(corpus.train)[:100]
@@ -104,7 +104,7 @@ def test_the_loss_is_least_at_the_probabilities_of_the_teacher():
 
 @pytest.mark.integration
 def test_a_student_of_itself_and_of_the_text(teachers, tmp_path):
-    """Weight 1 learns from the teachers alone; the text's loss is still what is logged."""
+    """With weight 1, the student learns from the teachers alone; the log has the text's loss."""
     folder, names = teachers
     short = {**SHORT, "train.steps": 3, "checkpoint.every": 3, "train.log_every": 1}
     changes = {"train.text_on_device": True, "distil.teachers": tuple(names)}

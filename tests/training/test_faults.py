@@ -1,4 +1,4 @@
-"""A full disk, a kill while saving, a signal at any moment: checkpoints stay, and runs resume."""
+"""Checkpoints survive a full disk, a kill while saving and signals, and runs resume from them."""
 
 import contextlib
 import errno
@@ -51,7 +51,7 @@ SMALL = 10_000  # bytes: less than the parameters' file, more than a log
 
 @contextlib.contextmanager
 def small_files(limit=SMALL):
-    """Limits the size of files that this process writes: larger ones raise the system's error."""
+    """Limits the size of files that this process writes; a larger write fails with an error."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
@@ -155,7 +155,7 @@ def test_a_replacement_that_fails_leaves_the_old_checkpoint(tmp_path):
 
 @contextlib.contextmanager
 def full_at(*steps):
-    """Makes large files fail to be written while one of these steps is saved."""
+    """Makes writes of large files fail while one of these steps is saved."""
     start, wait = Checkpoints._save_items, Checkpoints.wait
     limited = contextlib.ExitStack()
 
@@ -211,7 +211,7 @@ def test_a_run_may_tolerate_save_errors_until_there_is_space(tmp_path, capsys):
 
 @pytest.mark.parametrize("late", ["before the next save", "before the end"])
 def test_what_threads_of_a_failed_save_write_late_is_removed(tmp_path, late):
-    """Orbax raises the first error of its threads, while others may still write."""
+    """Orbax raises the first error of its threads, while other threads might still write."""
     exp, state, _ = fresh(tmp_path)
     folder = tmp_path / "run" / "checkpoints"
     with Checkpoints(str(tmp_path / "run"), exp.checkpoint) as checkpoints:
@@ -242,7 +242,7 @@ def refused_at(step):
 
 @pytest.mark.integration
 def test_a_checkpoint_that_was_lost_is_not_said_to_be_kept(tmp_path, monkeypatch):
-    """The save of step 6 fails while writing, that of step 8 when it starts; step 9 gives NaN."""
+    """The save of step 6 fails while writing, the save of step 8 at once; step 9 gives NaN."""
     changes = {"checkpoint.every": 2, "checkpoint.tolerate_save_errors": True}
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
     gradient_of = step_module.accumulate_gradient
@@ -270,7 +270,7 @@ def test_the_last_checkpoint_must_be_written(tmp_path, failing_at):
 
 
 # --------------------------------------------------------------------------------------
-# Folders are checked to be writable before the work; errors have one line.
+# A run first checks that its folders are writable; an error is one line.
 
 
 def test_a_step_whose_folder_cannot_be_made_leaves_no_thread_waiting(tmp_path, monkeypatch):
@@ -296,7 +296,7 @@ def test_a_step_whose_folder_cannot_be_made_leaves_no_thread_waiting(tmp_path, m
 @pytest.fixture
 def own_library_log(tmp_path):
     """The path of ``library.log``, to which libraries' errors go during one test."""
-    gc.collect()  # what earlier tests left behind must not be reported into this file
+    gc.collect()  # objects left by earlier tests must not be reported in this file
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     before = [(logger.handlers, logger.propagate) for logger in loggers], sys.unraisablehook
     log_library_errors(str(tmp_path))
@@ -316,12 +316,12 @@ def test_library_messages_about_a_failed_save_go_to_a_file(tmp_path, own_library
         capfd.readouterr()
         with small_files(), pytest.raises(CheckpointError) as caught:
             save_and_wait(checkpoints, exp, state, 2)
-    gc.collect()  # errors of futures that nothing awaited are reported when collected
+    gc.collect()  # Python reports the error of an unawaited future when it collects the future
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
     assert str(caught.value).endswith(": File too large; checkpoint 1 is intact")
     log = own_library_log.read_text()
-    # A write that fails after another one ended the save may only report the closed event loop.
+    # A write that fails after the save has ended might report only the closed event loop.
     assert "File too large" in log or "Event loop is closed" in log
     assert "Traceback" in log
 
@@ -410,7 +410,7 @@ def test_a_run_is_refused_before_it_compiles_where_checkpoints_cannot_be_written
 
 @contextlib.contextmanager
 def mounted(folder, *options):
-    """Mounts a file system on ``folder``; skips the test where this process may not mount."""
+    """Mounts a file system on ``folder``; skips the test if this process has no right to mount."""
     mount = ["mount", *options, os.fspath(folder)]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -478,7 +478,7 @@ with Checkpoints(str(folder / "run"), exp.checkpoint) as checkpoints:
 
 @pytest.mark.slow
 def test_killed_twenty_times_while_saving_there_is_always_a_checkpoint(tmp_path):
-    """Each child resumes where the one before it was killed, and saves without a pause."""
+    """Each child process starts from the last checkpoint, and saves without pause until killed."""
     draw = random.Random(0)
     exp, state, abstract = zeros(tmp_path, **{"model.d_inner": 32768})
     newest = 0
@@ -519,7 +519,7 @@ def sigterm(*_):
 
 
 def before(function, then=sigterm):
-    """The function, with a call of ``then``, by default a SIGTERM, just before it."""
+    """Wraps a function: each call first calls ``then``, which by default sends a SIGTERM."""
 
     def captured(*arguments, **more):
         then()
@@ -529,7 +529,7 @@ def before(function, then=sigterm):
 
 
 def read_lines(workdir):
-    """The lines of ``metrics.jsonl``; none before the file exists."""
+    """The lines of ``metrics.jsonl``; an empty list if there is no such file."""
     path = os.path.join(workdir, "metrics.jsonl")
     if not os.path.exists(path):
         return []
@@ -538,7 +538,7 @@ def read_lines(workdir):
 
 
 def after(function):
-    """The function, with a SIGTERM when it returns."""
+    """Wraps a function: each call sends a SIGTERM when the function has returned."""
 
     def captured(*arguments, **more):
         result = function(*arguments, **more)
@@ -615,7 +615,7 @@ def test_sigterm_ends_a_run_saved_with_exit_code_0(whole, moment, monkeypatch, c
     captured = capsys.readouterr().err
     assert captured.endswith(f"stopped by SIGTERM{what}; to resume:\n  COMMAND\n")
     scored = [r["step"] for r in map(json.loads, read_lines(workdir)) if r["kind"] == "valid"]
-    assert scored == ([6, 12] if moment == "reporting" else [])  # else stopped before validation
+    assert scored == ([6, 12] if moment == "reporting" else [])  # others stop before validation
     assert not {"evaluation.json", "sample.txt"} & set(os.listdir(workdir))
     assert modes.train(experiment(whole), workdir) == 0
     assert_same_run(whole, whole / "whole", workdir)

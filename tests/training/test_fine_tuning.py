@@ -1,4 +1,4 @@
-"""A run that starts from a trained model begins with its parameters, vocabulary and shape."""
+"""Fine-tuning begins with the parameters, vocabulary and shape of the trained model."""
 
 import json
 import pathlib
@@ -25,13 +25,13 @@ from txl_jax.training.preemption import PreemptionGuard
 
 SHAPE = ("n_layer", "d_model", "n_head", "d_head", "d_inner")
 UNNAMED = {f"model.{key}": getattr(txl_jax.TransformerXLConfig(), key) for key in SHAPE}
-"""The default values of the model's shape, as in a config that does not set it."""
+"""The defaults of the settings of the model's shape, as in a config that sets none of them."""
 FEW = {"train.steps": 4, "train.eval_every": 0}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The workdir of a character model, trained at a high rate to be far from its first values."""
+    """The workdir of a character model; a high learning rate moved it far from its first values."""
     folder = tmp_path_factory.mktemp("start")
     exp, corpus = claimed(folder, folder / "run", **{"optimizer.learning_rate": 0.05, "seed": 3})
     train(exp, corpus, str(folder / "run"), PreemptionGuard())
@@ -58,7 +58,7 @@ def resolved(folder, start, workdir, said=None, **changes):
 
 
 def begin(folder, start, workdir, stop=None, **changes):
-    """Does the same as :func:`resolved`, and trains; returns experiment, corpus and outcome."""
+    """Prepares fine-tuning by :func:`resolved`, and trains; returns experiment, corpus, outcome."""
     exp, corpus = resolved(folder, start, workdir, **changes)
     workdir.mkdir(exist_ok=True)
     init_workdir(str(workdir), exp, corpus)
@@ -73,7 +73,7 @@ def losses(workdir):
 
 
 def loss_by_hand(model, params, corpus, batch_size=4, seg_len=16):
-    """Mean nats on the first segment of each stream of a corpus's training split."""
+    """Mean loss in nats over the first segments of all streams of the training split."""
     length = len(corpus.train) // batch_size
     rows = np.stack([corpus.train[b * length :][: seg_len + 1] for b in range(batch_size)])
     rows = rows.astype(np.int32)
@@ -205,7 +205,10 @@ def test_another_start_is_another_run(trained, tmp_path):
 
 
 def test_the_config_that_started_a_run_also_uses_its_model(tmp_path, monkeypatch):
-    """The config names neither shape nor kind of token, which only the workdir has by then."""
+    """The workdir gives the model's shape and kind of token, which the config lacks.
+
+    By then, the model that the run started from is deleted.
+    """
     claimed(tmp_path, tmp_path / "run")
     exp, corpus = resolved(tmp_path / "text", tmp_path / "run", tmp_path / "tuned")
     (tmp_path / "tuned").mkdir()

@@ -1,4 +1,4 @@
-"""LAMB's updates are those of NVIDIA's code, whose rule is written out here for each tensor."""
+"""LAMB updates parameters as NVIDIA's code does; ``by_hand`` writes out that rule in NumPy."""
 
 import json
 
@@ -22,7 +22,7 @@ C = OptimizerConfig(
 )
 
 
-# Each group of arrays is one tensor in the original; any other array is one tensor there.
+# NVIDIA's code stores each of these groups as one tensor, and any other array as its own tensor.
 PARTS = [
     ["layer_0/attention/query", "layer_0/attention/key", "layer_0/attention/value"],
     ["layer_1/attention/query", "layer_1/attention/key", "layer_1/attention/value"],
@@ -34,7 +34,7 @@ PARTS = [
 
 
 def by_hand(params, gradients, c):
-    """Yields the flat parameters after each gradient, from formulas written out in float64."""
+    """Yields the parameters as a flat dict after each gradient, by LAMB's formulas in float64."""
     tensors = [parts for parts in PARTS if parts[0] in params]
     tensors += [[name] for name in params if not any(name in parts for parts in PARTS)]
     m = {name: np.zeros_like(w) for name, w in params.items()}

@@ -38,7 +38,7 @@ class Recorder(txl_jax.Logger):
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
-    """The workdir of a run with two loggers, one from docs/training.md, and the other's calls."""
+    """The workdir of a run, and its ``Recorder``'s calls; a logger of docs/training.md runs too."""
     folder = tmp_path_factory.mktemp("logged")
     (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "training.md").read_text(), re.DOTALL)
     names: dict[str, Any] = {}
@@ -93,7 +93,7 @@ def test_without_wandb_a_run_is_refused_at_once_with_the_extra_to_install(tmp_pa
 
 @pytest.mark.integration
 def test_wandb_gets_the_run_offline_and_a_resumed_run_continues_it(tmp_path, monkeypatch):
-    """The file of an offline run holds its texts as plain bytes."""
+    """The test reads the file of an offline run, where wandb stores texts as plain bytes."""
     wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     init, given = wandb.init, list[dict[str, Any]]()
@@ -123,7 +123,7 @@ def test_wandb_gets_the_run_offline_and_a_resumed_run_continues_it(tmp_path, mon
 
 @pytest.mark.integration
 def test_each_of_several_seeds_has_a_run_of_its_own(tmp_path, monkeypatch):
-    """By default, wandb gives a second start in one process the run of the first one."""
+    """By default, a second wandb start in one process would continue the run of the first."""
     pytest.importorskip("wandb", reason="the extra wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     with contextlib.ExitStack() as stack:

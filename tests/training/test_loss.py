@@ -44,7 +44,7 @@ def experiment(cfg=CFG, **changes):
 
 
 def gradient_and_metrics(exp, some):
-    """What one step of plain gradient descent subtracts from the parameters, and its metrics."""
+    """The gradient, as one step of plain gradient descent subtracts it, and the step's metrics."""
     params = jax.tree.map(jnp.asarray, tiny_models.variables(exp.model)["params"])
     mems = tiny_models.memory(exp.model, [3, 2, 0, 1], M)
     state = TrainState(jnp.int32(0), params, PLAIN_GRADIENT.init(params), mems)
@@ -79,7 +79,7 @@ def test_half_scores_the_second_half_of_the_real_targets():
 
 
 def test_half_counts_targets_where_documents_have_boundaries():
-    """A target that would cross a boundary has weight 0, so n targets are not the first n ones."""
+    """A target across a document boundary has weight 0, so real targets can follow zeros."""
     weights = np.array([[0, 0, 0, 1, 1, 1], [1, 0, 1, 0, 1, 0], [1, 1, 0, 1, 1, 0]], np.float32)
     got = scored_weights(weights, LossConfig(positions="half"))
     assert np.asarray(got).astype(int).tolist() == [
@@ -146,7 +146,7 @@ def _embedded(params, cfg):
 
 
 def test_half_is_the_gradient_of_the_mean_nll_of_the_second_half():
-    """Metrics, too, cover only the scored targets."""
+    """The metrics cover only the scored targets, as the loss does."""
     some = batch(np.ones((B, T), np.float32))
     taken, metrics = gradient_and_metrics(experiment(**{"loss.positions": "half"}), some)
     model, mems = txl_jax.TransformerXL(CFG), tiny_models.memory(CFG, [3, 2, 0, 1], M)
@@ -198,7 +198,7 @@ def test_divergence_is_the_mean_of_both_directions():
 @pytest.mark.integration
 @pytest.mark.parametrize("clusters", [{}, {"cutoffs": (4, 7)}], ids=["plain", "clusters"])
 def test_r_drop_is_two_losses_and_how_far_they_are_apart(clusters):
-    """The loss is that of two forward passes under dropout; the first pass's memory is kept."""
+    """The loss is computed from two passes under dropout; the kept memory is the first pass's."""
     cfg = tiny_models.config(dropout=0.3, **clusters)
     params, model = tiny_models.variables(cfg)["params"], txl_jax.TransformerXL(cfg)
     mems, key = tiny_models.memory(cfg, [3] * B, M), jax.random.key(5)

@@ -1,4 +1,4 @@
-"""Training is the same on every mesh of devices, with no needless communication between them."""
+"""Training gives the same result on every mesh, and devices exchange only what is needed."""
 
 import collections
 import dataclasses
@@ -180,13 +180,13 @@ def test_no_more_devices_are_taken_than_the_batch_has_rows_for():
 
 
 class Chip:
-    """A TPU chip of one host, with the attributes that the check of a mesh reads."""
+    """A stand-in for a TPU chip of one host, with the attributes that ``make_mesh`` reads."""
 
     platform, process_index = "tpu", 0
 
 
 def slice_of(n: int, monkeypatch) -> list[Any]:
-    """A slice of n chips; makes ``jax.make_mesh`` return only shape and number of devices."""
+    """Makes n chips of a slice; ``jax.make_mesh`` then returns only (shape, number of devices)."""
     monkeypatch.setattr(jax, "make_mesh", lambda shape, *_, devices: (shape, len(devices)))
     return [Chip() for _ in range(n)]
 
@@ -204,7 +204,7 @@ def slice_of(n: int, monkeypatch) -> list[Any]:
     ],
 )
 def test_of_a_tpu_slice_a_part_that_divides_it_is_taken(chips, batch, settings, shape, monkeypatch):
-    """For any other part of a slice, libtpu makes no program and JAX no mesh."""
+    """On any other part of a slice, libtpu compiles no program and JAX makes no mesh."""
     devices = slice_of(chips, monkeypatch)
     got = make_mesh(MeshConfig(**settings), experiment().model, batch, devices=devices)
     assert got == (shape, np.prod(shape))
@@ -227,8 +227,8 @@ GPUS, CHIPS, OF_TWO_HOSTS = ("gpu", (8,)), ("tpu", (8,)), ("gpu", (8, 8))
         ("enwik8_24l", GPUS, {"tensor": 2}, (1, 4, 2)),
         ("enwik8_24l", ("gpu", (4, 4, 4, 4)), {"tensor": 8}, (2, 1, 8)),
         ("enwik8_24l", ("cpu", (8,)), {}, (8, 1, 1)),
-        ("wt103_base", GPUS, {}, (8, 1, 1)),  # 410 is no multiple of 8
-        ("ptb", GPUS, {}, (8, 1, 1)),  # small, as quickstart is
+        ("wt103_base", GPUS, {}, (8, 1, 1)),  # d_model 410: no multiple of 8
+        ("ptb", GPUS, {}, (8, 1, 1)),  # a small model, like quickstart
         ("quickstart", GPUS, {}, (8, 1, 1)),
     ],
 )
@@ -301,7 +301,7 @@ def test_idle_devices_are_reported_with_the_nearest_batch_sizes(batch, parts, se
 
 @pytest.mark.slow
 def test_a_run_that_leaves_devices_idle_says_so_once(tmp_path, capsys):
-    """On eight devices, training has 6 rows and evaluation 1 stream."""
+    """There are eight devices, but training has only 6 rows, and evaluation only 1 stream."""
     changes = {"train.batch_size": 6, "train.steps": 3, "mesh.data": -1}
     tiny_runs.run_in_workdir(tmp_path, tmp_path / "run", **changes)
     shown = capsys.readouterr()
@@ -319,7 +319,7 @@ def test_a_run_that_leaves_devices_idle_says_so_once(tmp_path, capsys):
 
 
 def all_shapes(text: str, kinds: str = r"[\w-]+") -> list[tuple[str, tuple[int, ...]]]:
-    """Kind and shape of every result of instructions of these kinds in a compiled program."""
+    """Lists (kind, shape) of each result of the instructions of ``kinds`` in a compiled program."""
     found = []
     for result, kind in re.findall(rf"= (\S.*?) ({kinds})(?:-start)?\(", text):
         for shape in re.findall(r"\w+\[([\d,]*)\]", result):
@@ -328,7 +328,7 @@ def all_shapes(text: str, kinds: str = r"[\w-]+") -> list[tuple[str, tuple[int, 
 
 
 def exchanges(mesh, **changes) -> list[tuple[str, tuple[int, ...]]]:
-    """Kind and shape of all that devices exchange in a compiled step."""
+    """Lists (kind, shape) of every array that devices exchange in a compiled training step."""
     exp = experiment(mesh, **changes)
     _, _, shardings, state = prepared(exp)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, batches()[0]))
@@ -345,7 +345,7 @@ def test_with_data_alone_devices_only_add_up_gradients(output):
     counted = collections.Counter(shape for _, shape in found)
     tables = [s for s in counted if len(s) == 2 and s[0] in (V, 16, 24, 56)]  # V, cluster sizes
     assert tables
-    for shape in tables:  # once each for embedding and softmax, not for every block of rows
+    for shape in tables:  # once for the embedding, once for the softmax, not for each block of rows
         assert counted[shape] <= 2
 
 
@@ -398,7 +398,7 @@ def losses_of(workdir):
     ],
 )
 def test_a_run_goes_on_on_another_mesh_and_in_the_other_layout(tmp_path, first, then):
-    """The run is stopped and saved at step 8 of 12, and resumed there."""
+    """The run is stopped and saved at step 8 of 12, then resumed on the other mesh."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     tiny_runs.run(tmp_path, whole, **first)
     corpus, exp = tiny_runs.corpus_and_experiment(tmp_path, **first)
@@ -412,7 +412,7 @@ def test_a_run_goes_on_on_another_mesh_and_in_the_other_layout(tmp_path, first, 
 
 
 def test_the_kernel_choice_sees_the_device_of_a_mesh_of_one(monkeypatch):
-    """A program that is compiled ahead for one absent TPU thus gets the TPU's kernel."""
+    """A program that is compiled ahead of time for one absent TPU must use the kernel for TPUs."""
     seen: list[Mesh | None] = []
 
     def choose(name, form, mesh=None):

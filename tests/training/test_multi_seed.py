@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def together(folder):
-    """The workdir of two finished runs, of seeds 3 and 4, in one program."""
+    """The workdir of two finished runs, with seeds 3 and 4, that one program trained."""
     corpus, exp = corpus_and_experiment(folder, **SETTINGS)
     outcomes = train(claimed_plan(exp, folder / "runs", corpus), PreemptionGuard())
     assert [outcome.finished for outcome in outcomes] == [True, True]
@@ -53,7 +53,7 @@ def together(folder):
 
 
 def claimed_plan(exp, workdir, corpus):
-    """The plan of all seeds; writes each seed's config and vocabulary to its folder."""
+    """Builds the plan of all seeds, and writes config and vocabulary to each seed's folder."""
     plan = build_plan(exp, corpus, str(workdir))
     for one in plan.runs:
         claimed(one.workdir, one.exp, corpus)
@@ -115,7 +115,7 @@ def test_stopped_seeds_resume_from_the_last_step_that_all_have(together, folder,
 
 @pytest.mark.slow
 def test_a_seed_that_was_ahead_saves_where_the_others_do(folder, tmp_path, monkeypatch, capsys):
-    """Seed 3 has saved step 8 and seed 4 has not; then the run is stopped at step 6."""
+    """Both seeds save step 8, and seed 4 loses it; the run resumes at step 4 and stops at 6."""
     changes = {"seed": 3, "train.num_seeds": 2, "train.eval_every": 0, "checkpoint.keep_best": 0}
     corpus, exp = corpus_and_experiment(folder, **changes)
     plan, step_done = claimed_plan(exp, tmp_path, corpus), Trainer.step_done
@@ -151,7 +151,7 @@ def test_every_folder_gets_the_soft_targets_that_a_seed_alone_resumes_with(tmp_p
     [
         ({3: [4, 8], 4: [4]}, 4),
         ({3: [], 4: []}, 0),
-        ({3: [4], 4: []}, 0),  # killed between their first saves
+        ({3: [4], 4: []}, 0),  # killed between the seeds' first saves
         ({3: [8], 4: [4]}, "seed_3: 8; .*seed_4: 4"),
         ({3: [], 4: [8, 12]}, "seed_3: none; .*seed_4: 8, 12"),  # e.g. a seed was added
     ],

@@ -22,7 +22,7 @@ C = OptimizerConfig(
     momentum=0.7,
 )
 
-# Input and output axes of each matrix; every other parameter has Adam's rule.
+# Input and output axes of each matrix that Muon updates; Adam updates every other parameter.
 PROJECTION, OUTPUT, DENSE = ((0,), (1, 2)), ((0, 1), (2,)), ((0,), (1,))
 MATRICES = {
     **dict.fromkeys(("query", "key", "value", "position"), PROJECTION),
@@ -44,7 +44,7 @@ def newton_schulz(x):
 
 
 def by_hand(params, gradients, c):
-    """Yields the flat parameters after each gradient, from formulas written out in float64."""
+    """Yields the parameters as a flat dict after each gradient, by the formulas in float64."""
     m = {name: np.zeros_like(w) for name, w in params.items()}
     v = {name: np.zeros_like(w) for name, w in params.items()}
     for t, gradient in enumerate(gradients, 1):
@@ -87,7 +87,7 @@ def test_a_step_is_almost_orthogonal_and_has_adams_size():
         assert 0.6 < values.min() < values.max() < 1.3, name
         # ``values`` are 0.7 to 1.2; the RMS of the entries is 0.2 times the RMS of ``values``
         assert 0.14 < np.sqrt(np.mean(kernel["kernel"] ** 2)) < 0.24
-    # each projection of a layer is a matrix of its own
+    # Muon treats each projection of a layer as a separate matrix
     for name in ("query", "key", "value", "position"):
         step = moved["layer_0"]["attention"][name].reshape(32, 32)
         values = np.linalg.svd(step, compute_uv=False) / (0.2 * 32**0.5)
@@ -115,7 +115,7 @@ def test_the_sharding_of_parameters_does_not_change_a_step():
 
 
 def test_one_matrix_moves_as_with_the_muon_of_optax():
-    """They agree after many updates, when optax's bias correction of the momentum vanishes."""
+    """The last steps agree: after many updates, optax's bias correction of momentum vanishes."""
     rng = np.random.default_rng(3)
     params = {"layer_0": {"dense": {"kernel": np.zeros((4, 6), np.float32)}}}
     draw = lambda: {"layer_0": {"dense": {"kernel": rng.standard_normal((4, 6)).astype("f4")}}}

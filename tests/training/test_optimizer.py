@@ -1,4 +1,4 @@
-"""Updates with L2, weight decay and the embeddings' own rate equal loops written in NumPy."""
+"""Updates with L2, weight decay and the embeddings' own learning rate equal loops in NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -117,11 +117,11 @@ def test_a_tail_without_a_rate_leaves_the_schedule_as_it_was():
 
 
 LONG = 20_000
-"""Enough updates for a cosine to 0 to end with rates of exactly 0 in float32."""
+"""So many updates that a cosine schedule to 0 ends with rates of exactly 0 in float32."""
 
 
 def by_one_update(exp, t):
-    """Update ``t`` of an embedding table and of another parameter, with gradients of ones."""
+    """The updates at step ``t`` of an embedding table and another parameter; gradients are 1."""
     params = {"embedding": jnp.ones(2), "other": jnp.ones(2)}
     optimizer = make_optimizer(exp)
     at_t = lambda x: jnp.full_like(x, t) if x.dtype == jnp.int32 else x
@@ -152,7 +152,7 @@ def test_other_schedules_keep_the_ratio_throughout(name):
 
 @pytest.mark.parametrize("size", [0.0, 0.5, 1.0, 30.0, float("inf"), float("nan")])
 def test_clipping_scales_to_the_norm_and_leaves_smaller_gradients_as_they_are(size):
-    """A direction of norm 1 times ``size`` is clipped to 0.7 as by the formula and by optax."""
+    """A gradient of norm ``size`` is clipped to norm 0.7 as by the formula and by optax."""
     direction = {"a": jnp.array([0.6, 0.0]), "b": jnp.array([[-0.8]])}
     gradient = jax.tree.map(lambda x: x * size, direction)
     clipped = {}

@@ -1,4 +1,4 @@
-"""Past-decode regularisation equals its formula over scored inputs, and is absent when off."""
+"""Past-decode regularisation equals its formula over scored inputs; off, it adds nothing."""
 
 import dataclasses
 from typing import Any
@@ -51,7 +51,7 @@ def log_softmax(z):
 
 
 def by_hand(cfg, params, scores, inputs):
-    """Mean nll of inputs decoded, at scored positions, from ``scores`` [B,T,V] of next words."""
+    """Mean nll, at scored positions, of the inputs decoded from next-word ``scores`` [B,T,V]."""
     p = reference.float64({k: v for k, v in params.items() if not isinstance(v, dict)})
     words = p["embedding"] if cfg.tie_weight else p["softmax_weight"]
     found = []
@@ -63,7 +63,7 @@ def by_hand(cfg, params, scores, inputs):
 
 
 def scores(cfg, params, some, key=None, mems=None, **about) -> Any:
-    """Scores [B,T,V] of next words in a training pass, under the dropout of ``key``."""
+    """The next-word scores [B,T,V] of a training pass, with dropout drawn from ``key``."""
     mems = tiny.memory(cfg, [3, 2, 0, 1], M) if mems is None else mems
     train: Any = {"train": True, "rngs": {"dropout": jax.random.key(0) if key is None else key}}
     about = {**train, **some.model_kwargs(False), **about}
@@ -150,7 +150,7 @@ def test_gradient_reaches_its_parameters_the_words_and_the_layers():
 
 @pytest.mark.parametrize("has_parameters", [False, True])
 def test_off_the_loss_is_the_mean_nll_bit_by_bit(has_parameters):
-    """The loss equals the model's fused nll, whether or not the parameters of decoding exist."""
+    """The loss equals the model's fused nll, whether or not past-decode parameters exist."""
     cfg = tiny.config(past_decode=has_parameters, dropout=0.3)
     params, some, key = tiny.variables(CFG)["params"], batch(), jax.random.key(4)
     params = {k: v for k, v in params.items() if has_parameters or k not in PAST}

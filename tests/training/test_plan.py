@@ -27,7 +27,7 @@ LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 
 @pytest.fixture
 def counts(monkeypatch):
-    """Counts how often meshes, evaluators and training streams are built, and ids are read."""
+    """Counts built meshes, evaluators, first states and streams, and passes over the token ids."""
     found: collections.Counter[str] = collections.Counter()
 
     def counted(owner, name, what):
@@ -42,7 +42,7 @@ def counts(monkeypatch):
 
     counted(meshes, "_mesh", lambda *_: "mesh")
     counted(Evaluator, "__init__", lambda *_, **__: "evaluator")
-    counted(plan, "init_state", lambda *_: "first state")  # called once for each trace
+    counted(plan, "init_state", lambda *_: "first state")  # JAX calls it once per trace
     counted(plan, "shuffled_streams", lambda *_, name="", **__: f"streams of {name}")
     chunks = symbols.chunks
     size = lambda tokens: f"ids of {len(tokens)}"
@@ -71,7 +71,7 @@ def test_a_run_builds_each_part_once_and_does_not_check_ids_again(tmp_path, coun
 
 
 def test_from_the_command_to_an_update_are_at_most_seven_calls(tmp_path, monkeypatch):
-    """Before the mode come ``main`` and its ``run``; the compiled program is the last call."""
+    """The calls are ``main``, ``run``, those down to the loop, and the compiled program."""
     called: list[str] = []
 
     def requested(self: Any) -> bool:
@@ -112,7 +112,7 @@ def test_what_cannot_work_raises_before_the_workdir_exists(tmp_path, changes, er
 
 
 def test_the_first_state_is_lowered_with_draws_that_share_a_kernel(tmp_path):
-    """With a kernel for each parameter's draw, XLA takes minutes to compile for a GPU."""
+    """If each parameter's draw had its own kernel, XLA would compile for minutes for a GPU."""
     draws = lambda: jax.config.jax_threefry_gpu_kernel_lowering  # type: ignore[attr-defined]
     exp = override(tiny_runs.experiment(tmp_path), {"model.vocab_size": 7})
     setup, seen = StepSetup.on(training_mesh(exp), exp), list[bool]()

@@ -14,7 +14,7 @@ from txl_jax.training.profile import traced_steps
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The profiler's calls in order; a test appends its steps between them."""
+    """A list of the profiler's calls in order, to which the test adds each step that it runs."""
     made: list = []
     monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: made.append(f"to {folder}"))
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: made.append("stop"))

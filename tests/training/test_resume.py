@@ -78,7 +78,7 @@ def test_stopped_at_any_step_and_resumed_is_bit_identical(tmp_path, changes, ask
 
 @pytest.mark.slow
 def test_sentences_train_over_epochs_and_resume_bit_identically(tmp_path):
-    """The run has three epochs of a small lm1b, and is stopped in the first and the second."""
+    """The run reads a small lm1b for three epochs, and is stopped in the first and the second."""
     changes = {
         "data.name": "lm1b",
         "data.path": str(lm1b(tmp_path)),
@@ -180,7 +180,7 @@ def test_a_resumed_run_says_that_its_validation_has_changed(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def killed_folder(tmp_path_factory):
-    """A folder with a text and a finished run, ``whole``, and its config of 400 steps."""
+    """A folder with a text and the finished run ``whole``, and that run's config of 400 steps."""
     folder = tmp_path_factory.mktemp("killed")
     config = write_config(folder, **KILLED)
     done = call(f"--config={config}", f"--workdir={folder / 'whole'}")
@@ -208,7 +208,7 @@ def _last_step(metrics):
 
 
 def kill_and_resume(killed_folder, name, seed):
-    """Kills a run at a random moment, from its first second to its last steps; resumes it."""
+    """Kills a run at a random step, resumes it, and compares it with an uninterrupted run."""
     folder, config = killed_folder
     workdir = folder / name
     arguments = (f"--config={config}", f"--workdir={workdir}")
@@ -263,8 +263,8 @@ def where_killed(workdir, records_before):
 def test_kill_9_at_twenty_random_times_and_resume_is_bit_identical(tmp_path, capsys):
     """Each run is killed after a random number of seconds and resumed, up to four times.
 
-    A process is killed within the time that an uninterrupted run takes: it may be starting up,
-    training, validating or saving.
+    Each kill comes within the time that an uninterrupted run takes, so the killed process can be
+    starting up, training, validating or saving.
     """
     config = write_config(tmp_path, **RANDOM_KILLS)
     arguments = lambda name: (f"--config={config}", f"--workdir={tmp_path / name}")

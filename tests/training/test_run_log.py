@@ -80,7 +80,7 @@ def make(tmp_path):
 
 @pytest.fixture
 def terminal(monkeypatch, capsys):
-    """Makes standard error a terminal for the console."""
+    """Makes standard error look like a terminal."""
     monkeypatch.setattr(type(sys.stderr), "isatty", lambda stream: True)
 
 
@@ -128,7 +128,7 @@ def test_a_last_record_that_lacks_only_its_line_end_is_kept(make, tmp_path):
 
 
 def test_a_resumed_run_writes_the_records_of_its_first_step_again(tmp_path):
-    """Records of one kind at the step, all later ones and half a line are dropped; others stay."""
+    """Resuming drops the step's record of one kind, later records and half a line; others stay."""
     path = tmp_path / "metrics.jsonl"
     old = [{"kind": kind, "step": step} for step in (1, 2, 3) for kind in ("train", "valid")]
     records.append(str(path), *old)
@@ -229,7 +229,7 @@ def test_seconds_lost_to_data_and_saving_stand_in_the_record_they_fell_into(make
 
 
 def test_records_that_cannot_be_written_raise_or_wait_whole(make, tmp_path, monkeypatch):
-    """Instead of a full disk, the file's size is limited to the middle of its fourth line."""
+    """To imitate a full disk, a limit on the file's size lies in the middle of its fourth line."""
     log = make("whole")
     _train(log, 0, 21)
     lines = (tmp_path / "whole" / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -237,7 +237,7 @@ def test_records_that_cannot_be_written_raise_or_wait_whole(make, tmp_path, monk
     impatient, patient = make("impatient"), make("patient", tolerate_errors=True)
     for log in (impatient, patient):
         monkeypatch.setattr(log, "_logger", Logger())
-        monkeypatch.setattr(log._console, "message", lambda text: None)  # stderr is a file here
+        monkeypatch.setattr(log._console, "message", lambda text: None)  # stderr is limited too
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (sum(map(len, lines[:3])) + 90, hard))
         with pytest.raises(OSError, match=r"cannot write: .*metrics\.jsonl"):
@@ -317,7 +317,7 @@ def test_time_left_follows_the_recent_steps(make, capsys, clock):
 def test_a_program_may_have_no_standard_error_or_an_object_that_can_only_write(
     make, tmp_path, monkeypatch, stream
 ):
-    """A service, or a program with a window and no console, has no such stream."""
+    """A service, or a program with a window but no console, has no standard error."""
     monkeypatch.setattr(sys, "stderr", stream)
     _train(make("run"), 0, 10)
     assert not progress.is_watched()
@@ -326,7 +326,7 @@ def test_a_program_may_have_no_standard_error_or_an_object_that_can_only_write(
 
 @pytest.mark.parametrize(("columns", "most"), [(0, 79), (60, 59), (200, 79)])
 def test_a_bar_fits_a_terminal_of_any_size(make, monkeypatch, columns, most):
-    """A container's terminal may have 0 columns, where tqdm shows nothing."""
+    """A container's terminal can report 0 columns, for which tqdm would show nothing."""
     outer, inner = os.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("4H", 0, columns, 0, 0))
     with os.fdopen(inner, "w") as stream, os.fdopen(outer, "rb", buffering=0) as screen:
@@ -412,7 +412,7 @@ FOREIGN = [
     '{"kind": "train", "st',
     "\udcff",
 ]
-"""Lines that are no records: of another program, edited, damaged."""
+"""Lines that are not records: from another program, edited by hand, or damaged."""
 
 
 def test_lines_that_are_no_records_are_skipped_counted_and_kept(make, tmp_path, capsys):
@@ -434,7 +434,7 @@ def test_lines_that_are_no_records_are_skipped_counted_and_kept(make, tmp_path, 
     _train(make("whole"), 0, 21)
     assert _untimed(tmp_path / "run") == _untimed(tmp_path / "whole")
     path.write_bytes(half_written)
-    assert records.read_counted(path)[1] == len(FOREIGN)  # a run may be writing the last line
+    assert records.read_counted(path)[1] == len(FOREIGN)  # an unfinished last line is not counted
 
 
 def test_a_curve_that_cannot_be_drawn_does_not_end_the_run(make, tmp_path, capsys):

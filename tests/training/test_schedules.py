@@ -1,4 +1,4 @@
-"""Every schedule gives the rate of its formula at every step."""
+"""Every schedule gives the learning rate of its formula at every step."""
 
 import math
 
@@ -12,7 +12,7 @@ STEPS = 50
 
 
 def by_hand(c, t):
-    """The rate of update t = 0, 1, .., from the schedule's formula."""
+    """The learning rate of update t = 0, 1, .., from the schedule's formula."""
     if t < c.warmup_steps:
         return c.learning_rate * (t + 1) / c.warmup_steps
     if c.schedule == "constant":

@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
 
 
 def prepared(folder, **changes):
-    """Experiment, model, optimizer, first state, compiled step and first batches."""
+    """Returns (from a cache) experiment, model, optimizer, first state, compiled step, batches."""
     key = str(sorted(changes.items()))
     if key not in _prepared:
         _prepared[key] = _prepare(folder, **changes)
@@ -84,7 +84,7 @@ def test_a_skipped_update_leaves_all_but_step_schedule_and_memory(folder, cut):
     assert_equal_arrays(arrays(after.params), arrays(before.params))
     (kept, count), (had, _) = moments(after.opt_state), moments(before.opt_state)
     assert_equal_arrays(kept, had)
-    assert count == 2  # so the rate stays that of the step, which metrics log
+    assert count == 2  # the schedule counts the skipped step too, so its rate is the logged one
     good, _ = step(before, batches[1])
     assert_equal_arrays(arrays(after.mems), arrays(good.mems))
     again, metrics = step(after, batches[2])
@@ -230,7 +230,7 @@ def test_the_first_array_that_is_not_finite_is_named():
 
 @pytest.fixture
 def spoil(monkeypatch):
-    """Multiplies the gradients of given steps, counted from 1 as in the log, by NaN or ``by``."""
+    """A function that multiplies the gradients of given steps (the first is 1) by NaN or ``by``."""
     gradient_of = step_module.accumulate_gradient
 
     def spoil(*steps, by=jnp.nan):
@@ -293,7 +293,7 @@ def test_too_many_in_a_row_stop_the_run_also_over_a_resume(tmp_path, spoil):
 
 
 def test_a_state_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):
-    """The update of step 4 overflows with a finite loss and gradient, and step 4 is to be saved."""
+    """At step 4, which should be saved, the update is infinite; loss and gradient are finite."""
 
     def overflowing_at_4(exp):
         optimizer = make_optimizer(exp)

@@ -1,4 +1,4 @@
-"""An update does not depend on micro-batches, dispatches, devices or padding."""
+"""The result of a training step does not depend on micro-batches, dispatch, devices or padding."""
 
 import functools
 import json
@@ -44,7 +44,7 @@ def test_micro_batches_give_the_whole_batch_and_each_row_its_own_memory(folder):
     ids=["plain", "average.swa_lr_ratio"],
 )
 def test_the_logged_learning_rate_is_that_of_the_update(folder, monkeypatch, average):
-    """Adam's update of a gradient that is always 1 is the learning rate itself."""
+    """If every gradient is 1, Adam moves the parameter by the learning rate itself."""
     corpus, exp = corpus_and_experiment(folder, **average)
     optimizer = make_optimizer(exp)
     params, mems = {"w": jnp.zeros(())}, Memory(jnp.zeros(()), jnp.zeros((), jnp.int32))
@@ -92,7 +92,7 @@ def test_eight_devices_give_the_same_as_one(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["lamb", "muon"])
 def test_a_rule_for_whole_tensors_is_the_same_on_two_devices_and_in_micro_batches(folder, rule):
-    """Norms and singular values are of whole tensors, however gradients are distributed."""
+    """LAMB's norms and Muon's singular values are of whole tensors, even if these are sharded."""
     changes = {"optimizer.name": rule, "optimizer.eps": 1e-6}
     cut = {"mesh.data": 2, "mesh.tensor": 2, "train.micro_batches": 4}
     one, several = (train_steps(folder, **changes, **more) for more in ({}, cut))
@@ -118,7 +118,7 @@ def test_context_is_given_to_a_model_without_memory_however_a_step_is_cut(folder
     if positions == "full":
         blind = train_steps(folder, **{**changes, "train.context_len": 0})[1]["nll_sum"]
         seeing = one[1]["nll_sum"]
-        assert blind[0] == pytest.approx(seeing[0], rel=1e-5)  # no context precedes it
+        assert blind[0] == pytest.approx(seeing[0], rel=1e-5)  # no text precedes it
         assert np.all(np.abs(blind[1:] / seeing[1:] - 1) > 1e-6)
 
 
@@ -177,7 +177,7 @@ def test_dropout_differs_from_step_to_step_on_the_same_batch(folder):
 
 @pytest.mark.integration
 def test_dropout_differs_between_micro_batches(folder):
-    """With equal rows and equal masks, the mean loss would not depend on the number of rows."""
+    """Rows are equal: with equal dropout too, the mean loss would not depend on their number."""
     means = []
     for rows in (2, 3):
         changes = {"model.dropout": 0.3, "model.n_layer": 1, "train.micro_batches": rows}
@@ -264,7 +264,7 @@ def test_a_run_reads_memory_that_is_emptied_as_often_as_it_says(folder):
 
 @pytest.mark.integration
 def test_the_loop_empties_memory_as_often_as_the_config_says(folder, tmp_path):
-    """If memory is emptied at the eleventh of 12 steps, it ends with two segments of 16 tokens."""
+    """Memory that is emptied at the eleventh of 12 steps ends with two segments of 16 tokens."""
     changes = {"train.mem_len": 48, "train.epoch_memory": "carry", "model.n_layer": 1}
     for every, filled in ((0, 48), (5, 32)):
         done = run(folder, tmp_path / str(every), **changes, **{"train.reset_every": every})
@@ -272,13 +272,13 @@ def test_the_loop_empties_memory_as_often_as_the_config_says(folder, tmp_path):
 
 
 # --------------------------------------------------------------------------------------
-# Segments of random length, and other padded segments that are followed by text.
+# Padded segments that more text follows: segments of random length, or at an epoch's end.
 
 DRAWN = {"train.seg_len_std": 2.0}
 
 
 def frozen_steps(exp, batches):
-    """Sums of nll, and the final memory, of steps that do not change the parameters."""
+    """The summed nll of each training step, and the final memory; the parameters stay fixed."""
     model, still = txl_jax.TransformerXL(exp.model), optax.set_to_zero()
     state = init_state(exp, model, still)
     step = jax.jit(lambda s, b: train_step(s, b, exp, model, still))
@@ -290,7 +290,7 @@ def frozen_steps(exp, batches):
 
 
 def scored_in_turn(exp, batches):
-    """Sums of nll, and the final memory, of plain forward passes without lengths."""
+    """The summed nll of each forward pass, and the final memory; no ``lengths`` are passed."""
     model = txl_jax.TransformerXL(exp.model)
     state = init_state(exp, model, optax.set_to_zero())
     params, mems, sums = {"params": state.params}, state.mems, []
@@ -417,7 +417,7 @@ def test_a_run_on_drawn_lengths_tells_its_epochs_and_ends_alike_when_cut(folder,
 
 
 def test_thirty_adam_steps_equal_the_published_code():
-    """Losses agree within 1e-4, gradient norms within 1e-3 (relative), at the original's rates."""
+    """At recorded rates, losses agree within 1e-4 and gradient norms within 1e-3 (relative)."""
     recorded = np.load(shared_files.path("fixtures/train/adam.npz"))
     about = shared_files.json_of("fixtures/train/adam.json")
     cfg = config_from_pytorch(about["constructor"])

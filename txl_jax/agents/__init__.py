@@ -4,10 +4,12 @@
        ▲                                                                             │
        └────── memory before any step ◀── StateBuffer.memory ◀───────────────────────┘
 
-A training window runs ``core`` from the memory before its first step. It then gives the outputs
-that the actor gave, up to rounding. This needs a config with a ``same_length`` window.
+To learn on a window of steps, a program runs ``core`` from the memory before the window's first
+step. The outputs then equal the actor's outputs, up to rounding. This needs a config with a
+``same_length`` window.
 
-A program that keeps a carry of its own takes :class:`SequenceModel` in place of these two.
+A program that has a carry of its own can use :class:`SequenceModel` instead of :class:`Actor` and
+:class:`StateBuffer`.
 
 Example:
   >>> import jax, jax.numpy as jnp, txl_jax

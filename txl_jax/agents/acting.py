@@ -40,11 +40,11 @@ def refuse_arguments_of_core(names: Iterable[str]) -> None:
 
 
 class Actor(flax.struct.PyTreeNode):
-    """Parameters and the memory that is projected with them: the carry of acting.
+    """The model's parameters, and the memory that is projected with them: the carry of acting.
 
-    They are kept together, so that no step uses a memory that was projected with older parameters.
-    After an update, make a new actor with :meth:`start`. It is a pytree for ``jax.jit``,
-    ``jax.vmap`` and the carry of ``jax.lax.scan``, which updates it in place.
+    Both are kept together, so that no step uses a memory that was projected with older parameters.
+    After an update, make a new actor with :meth:`start`. An actor is a pytree for ``jax.jit``,
+    ``jax.vmap`` and the carry of ``jax.lax.scan``, which updates the actor in place.
 
     Attributes:
       variables: what ``model.apply`` takes, with one tree for each layer.
@@ -62,7 +62,7 @@ class Actor(flax.struct.PyTreeNode):
     def start(cls, model: TransformerXL, variables: Any, mems: Memory) -> "Actor":
         """Returns an actor of B environments whose memory is ``mems``, after projecting it.
 
-        ``variables`` are those of ``model``, which may have ``scan_layers``.
+        ``variables`` are those of ``model``, which can have ``scan_layers``.
 
         Raises:
           ConfigError: the model has no memory, or no ``same_length`` window.
@@ -76,7 +76,7 @@ class Actor(flax.struct.PyTreeNode):
         return cls(variables, cache, model)
 
     def step(self, inputs: jax.Array, begins: jax.Array) -> tuple[jax.Array, "Actor", jax.Array]:
-        """Returns the outputs of a step, the actor after it, and what the memory stores of it.
+        """Returns a step's outputs, the next actor, and the states that a memory would store.
 
         Args:
           inputs: floats [B,D], the encoded observations.

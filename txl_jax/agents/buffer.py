@@ -1,12 +1,12 @@
 """The states that acting stored, and the memory before any of the stored steps.
 
-Slot s holds step s of the newest S steps, oldest first. M = 3, S = 7, one row:
+Slot s holds step s of the newest S steps, oldest first. An example with M = 3, S = 7 and one row:
 
     slot      0  1  2  3  4  5  6
     begins    .  .  .  .  x  .  .       an episode begins at slot 4
-    memory before slot 4:    slots 1 2 3, which are real, all of the last episode
-    memory before slot 6:    slots 3 4 5, of which 4 and 5 are real, so filled = 2
-    memory after slot 6:     slots 4 5 6, filled = 3: memory(3), where the next rollout starts
+    memory before slot 4:    slots 1 2 3, all of the previous episode, so filled = 3
+    memory before slot 6:    slots 3 4 5, but 3 is of the previous episode, so filled = 2
+    memory after slot 6:     slots 4 5 6, so filled = 3; memory(3) returns it for the next rollout
 """
 
 import flax.struct
@@ -22,7 +22,8 @@ from txl_jax.model.memory import Memory
 class StateBuffer(flax.struct.PyTreeNode):
     """The stored states of the newest S steps of B environments.
 
-    With S = M + T, it holds a rollout of T steps and the memory before it: step t is slot M + t.
+    With S = M + T, the buffer holds a rollout of T steps and the memory before the rollout. Step t
+    is then in slot M + t.
 
     Attributes:
       hidden: [L,B,S,D] in the compute dtype, the input of every layer.
@@ -57,7 +58,7 @@ class StateBuffer(flax.struct.PyTreeNode):
         Args:
           states: [L,B,T,D], from T calls of ``Actor.step``. ``jax.lax.scan`` stacks them as
             [T,L,B,D]; ``jnp.moveaxis(states, 0, 2)`` changes the order.
-          begins: bool [B,T], the argument of each of these steps.
+          begins: bool [B,T], the ``begins`` of each of these calls.
         """
         layers, rows, _, width = self.hidden.shape
         check_array("states", states, "floats", (layers, rows, "T", width))
@@ -78,13 +79,14 @@ class StateBuffer(flax.struct.PyTreeNode):
 
         Args:
           mem_len: M.
-          before: the slot of the step, from M to S; ``None`` is S, after the newest step. An
-            int, or an array int32 [] or [R] with a slot for each row.
+          before: the slot of the step, from M to S; ``None`` means S, after the newest step. It is
+            an int, or an array int32 [] or [R] with a slot for each row.
           rows: int32 [R], the environments, from 0 to B-1; ``None`` means all B.
 
         Raises:
-          ValueError: M is greater than S, ``before`` is not from M to S, since the buffer has too
-            few slots before it, or a row does not exist. Under ``jit``, values are clipped instead.
+          ValueError: M is greater than S, or ``before`` is not from M to S (a slot below M has
+            fewer than M slots before it), or a row does not exist. Under ``jit``, ``before`` and
+            ``rows`` are clipped instead.
         """
         mem_len, n_rows = size("mem_len", mem_len, 0), self.hidden.shape[1]
         if mem_len > self.steps:

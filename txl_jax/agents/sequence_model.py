@@ -16,12 +16,12 @@ Carry = tuple[tuple[jax.Array, ...], jax.Array]
 
 
 class SequenceModel(nn.Module):
-    """Transformer-XL that maps a carry to the next: over a step in acting, a window in learning.
+    """Transformer-XL with an explicit carry: a call runs one step of acting, or a learning window.
 
-    Both outputs are equal up to rounding. The carry is the memory: hidden states [B,M,D] of each
-    layer in the compute dtype, and the number of real ones, int32 [B]. A program may store it, and
-    shuffle, select or reset its rows. The parameters are those of ``core``. In memorax, this module
-    is the ``torso`` of a network.
+    The outputs of acting and learning are equal up to rounding. The carry is the memory: hidden
+    states [B,M,D] of each layer in the compute dtype, and the number of real states, int32 [B]. A
+    program can store the carry, and shuffle, select or reset its rows. The parameters are those of
+    ``TransformerXL.core``. In memorax, this module is the ``torso`` of a network.
 
     Example:
       >>> import jax, jax.numpy as jnp, txl_jax, txl_jax.agents as agents
@@ -32,8 +32,9 @@ class SequenceModel(nn.Module):
       >>> y.shape, [h.shape for h in hidden], filled.tolist()
       ((3, 5, 8), [(3, 4, 8), (3, 4, 8)], [4, 4, 4])
 
-    ``cfg`` are the settings of the model, with a ``same_length`` window, and ``mem_len`` the steps
-    M that the memory keeps. Raises ConfigError for a model without memory or without a window.
+    ``cfg`` are the settings of the model, with a ``same_length`` window. ``mem_len`` is M, the
+    number of steps that the memory keeps. Raises ConfigError for a model without memory or without
+    a window.
     """
 
     cfg: TransformerXLConfig
@@ -47,7 +48,7 @@ class SequenceModel(nn.Module):
 
     @nn.nowrap
     def initialize_carry(self, key: Any, input_shape: tuple[int, ...]) -> Carry:
-        """Returns the empty carry of inputs of a shape (B, ...); the key is not used."""
+        """Returns the empty carry for inputs of shape (B, ...); the key is not used."""
         mems = TransformerXL(self.cfg, parent=None).init_mems(input_shape[0], self.mem_len)
         return tuple(mems.hidden), mems.filled
 
@@ -74,6 +75,6 @@ class SequenceModel(nn.Module):
         layers, filled = jax.lax.stop_gradient(carry)
         past, begins = Memory(jnp.stack(layers), filled), None if mask is None else mask != 0
         states, new, mems = core.core_and_inputs(inputs, past, reset=begins)
-        # Each layer's new memory is made here, because XLA copies ``mems.hidden`` to take it apart.
+        # Each layer's new memory is computed here: XLA would copy ``mems.hidden`` to split it.
         newest = lambda old, x: jnp.concatenate([old[:, t:], x[:, max(t - m, 0) :]], axis=1)
         return (tuple(map(newest, layers, new)), mems.filled), states

@@ -48,7 +48,7 @@ from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
 @dataclasses.dataclass(frozen=True)
 class RowRun:
-    """A row with one seed. If ``given``, the config names the workdir of a trained model."""
+    """The run of a table's row with one seed. If ``given``, the config names its trained model."""
 
     row: str
     exp: ExperimentConfig
@@ -218,7 +218,10 @@ def protocol_at_length(exp: ExperimentConfig, length: int) -> ProtocolConfig:
 
 
 def first_targets(split: Split, n: int) -> Split:
-    """Returns the first n targets of a split, in whole sentences or documents; n = 0 takes all."""
+    """Returns the first n targets of a split, or all if n is 0.
+
+    Of sentences or documents, it returns those that end within n targets, but at least one.
+    """
     if not n:
         return split
     if isinstance(split, Pieces):
@@ -235,7 +238,7 @@ def best_value(lengths: list[int], values: list[float], unit: Unit) -> tuple[flo
 
 
 def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Summarises each row with its values at the training length, ``init``, and the best, ``best``.
+    """Summarises each row by its value at the training length, ``init``, and its best, ``best``.
 
     Values are means over seeds. ``spread`` is the difference between the worst and the best seed at
     their best lengths. ``length`` is the best length of the mean curve.

@@ -35,7 +35,7 @@ class PositionAttention:
     vocab: Vocab
 
     def largest(self, layer: int, head: int) -> list[int]:
-        """Returns the distances with the largest attention weights of a head, in falling order."""
+        """Returns the distances with a head's largest attention weights, the largest first."""
         x = self.probabilities[layer, head]
         return [int(d) for d in np.argsort(-x, kind="stable")[:LISTED] if x[d] > 0]
 
@@ -75,7 +75,7 @@ def readable_token(vocab: Vocab, token: int) -> str:
 def averages(about: dict[str, str], found: Averages):
     """Draws attention with a row per head and a column per distance, and the mean distances.
 
-    ``about`` describes ``model`` and ``data``.
+    ``about`` has a text about ``model`` and one about ``data``, which the title shows.
     """
     from matplotlib.colors import LogNorm
 
@@ -92,7 +92,7 @@ def averages(about: dict[str, str], found: Averages):
     for axes, colour in ((left, "white"), (right, "0.8")):
         for layer in range(1, n_layer):
             axes.axhline(layer * n_head - 0.5, color=colour, lw=0.8)
-    shown = range(0, rows, -(-rows // 48))  # at most 48 labels have room
+    shown = range(0, rows, -(-rows // 48))  # at most 48 labels fit
     left.set_yticks(shown, ["{}.{}".format(*divmod(row, n_head)) for row in shown], fontsize=8)
     left.set_ylabel("layer.head")
     right.barh(np.arange(rows), found.spans.reshape(-1), color="0.55", height=0.8)
@@ -159,7 +159,7 @@ def _edges(n_keys: int) -> np.ndarray:
 
 
 def _distance_axis(axes: "Axes", n_keys: int) -> None:
-    """Sets a logarithmic x axis for distances from 1 on, with a place for distance 0."""
+    """Sets an x axis for distances: logarithmic from 1 on, and linear between 0 and 1."""
     axes.set_xscale("symlog", linthresh=1, linscale=0.5, base=2)
     ticks = [0, *(2**i for i in range((n_keys - 1).bit_length()))]
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])

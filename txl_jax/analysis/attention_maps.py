@@ -4,11 +4,11 @@
                                                                  └──▶ heads with the largest means
     position ──▶ the preceding text ──▶ attention weights ──▶ figure of these heads
 
-The average has only queries with a full memory, in whole segments. Later queries of a segment can
-attend to larger distances, up to M+T-1. The average at a distance has only queries that can attend
-to this distance. ``seen`` is their number. A model without memory (``evaluate.mem_len`` = 0)
-recomputes M tokens of context before each segment. The clamp and the window are those of the
-evaluation protocol. Layers and heads are numbered from 0.
+The averages include only queries with a full memory, in segments without padding. Later queries of
+a segment can attend to larger distances, up to M+T-1. The average at a distance includes only
+queries that can attend to this distance. ``seen`` is the number of these queries. A model without
+memory (``evaluate.mem_len`` = 0) recomputes M tokens of context before each segment. The clamp and
+the window come from the evaluation protocol. Layers and heads are numbered from 0.
 """
 
 import functools
@@ -166,7 +166,8 @@ class AttentionReader:
     def at_position(self, tokens: np.ndarray, position: int) -> np.ndarray:
         """Computes the attention of one token by distance: float32 [L,N,K], 0 where masked.
 
-        The token is the last of its segment. Reading starts L memory lengths before the segment.
+        The token is the last of its segment. The model first reads the text before the segment: L
+        memory lengths, or less near the start of the text.
         """
         p = self.protocol
         start = position + 1 - p.seg_len - p.context_len  # start of the segment or its context
@@ -181,7 +182,7 @@ class AttentionReader:
         return np.asarray(last[:, :, 0, ::-1])
 
     def _advance(self, inputs: np.ndarray, mems: Memory) -> Memory:
-        """Returns the memory after a segment, and waits, so that queued segments use no memory."""
+        """Returns the memory after a segment. Waits for it, because queued segments use memory."""
         return jax.block_until_ready(self._read(self._params, inputs, mems))
 
     def _streams(self, tokens: np.ndarray, name: str) -> tuple[Streams, int]:

@@ -92,8 +92,8 @@ def sum_by_distance(x: jax.Array, weights: jax.Array) -> jax.Array:
     Query i of the last T of K positions has distance K-T+i-j to key j.
     """
     summed = jnp.einsum("...btk,bt->...tk", x, weights.astype(x.dtype))
-    # Row i moves right by T-1-i, the inverse of the shift in model/positions.py. Only keys after
-    # the query wrap around to the next row, and their values are 0.
+    # Row i moves right by T-1-i. This is the inverse of the shift in model/positions.py. Only keys
+    # after the query wrap around to the next row, and their values are 0.
     *lead, t, k = summed.shape
     padded = jnp.pad(summed.reshape(*lead, t * k), [(0, 0)] * len(lead) + [(t, 0)])
     nearest_last = padded.reshape(*lead, t, k + 1)[..., 1:]
@@ -117,7 +117,7 @@ def segment_attention(
     The layers are not scanned. ``inputs`` is int32 [B,C+T]. ``weights`` is float32 [B,T], 1 for
     queries in the sums and 0 for other queries. The sums exclude the C tokens of context.
     """
-    projected = dataclasses.replace(model.cfg, kernel="xla")  # "auto" may not project memory
+    projected = dataclasses.replace(model.cfg, kernel="xla")  # "auto" can skip projecting memory
     model = TransformerXL(projected, model.mesh)
     with capture_attention() as captured:
         after: Any = model.apply({"params": params}, inputs, mems)[1]
@@ -162,7 +162,7 @@ class Averages:
         return len(self.seen)
 
     def widest(self, count: int) -> list[tuple[int, int]]:
-        """Returns (layer, head) of the ``count`` largest mean distances, in falling order."""
+        """Returns (layer, head) of the ``count`` largest mean distances, the largest first."""
         order = np.argsort(-self.spans, axis=None, kind="stable")[:count]
         return [divmod(int(i), self.spans.shape[1]) for i in order]
 

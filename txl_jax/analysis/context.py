@@ -1,15 +1,17 @@
 """Measures the loss of the same targets at several context lengths (``--mode=context``).
 
-With kind ``window``, a window starts every ``stride`` tokens, without earlier tokens. For a length
-c, the window scores the ``stride`` targets after its first c tokens. An example with stride 2 and
-lengths c = 2 and 4, where a digit is the number of tokens that are visible to the target:
+With kind ``window``, a window starts every ``stride`` tokens, and its tokens do not see any tokens
+before the window. For a length c, the window scores the ``stride`` targets after its first c
+tokens. An example with stride 2 and lengths c = 2 and 4, where a digit is the number of tokens that
+the target sees:
 
     text             a b c d e f g h i
     window of a:     . . 2 3 4 5              targets c d at c = 2, e f at c = 4
     window of c:         . . 2 3 4 5          targets e f at c = 2, g h at c = 4
 
 Attention is causal, so one run of the longest window also gives the losses at shorter lengths.
-Absolute positions count from the window's end, so models with them need one run for each length.
+Absolute positions are counted from the end of a window, so a model with absolute positions needs
+one run for each length.
 """
 
 import dataclasses
@@ -151,7 +153,7 @@ def losses_by_context(
 
 
 def _window_batches(model, params, text, c: ContextConfig, group: tuple[int, ...]) -> Batches:
-    """Scores windows without memory. One run of the longest window serves a group of lengths."""
+    """Scores windows without memory. One run scores the targets of all lengths of a group."""
     module = TransformerXL(dataclasses.replace(model, same_length=False))
     first, shortest, stride = c.lengths[-1], group[0], c.stride
     lengths = np.array(group)[:, None]
@@ -183,7 +185,7 @@ def _window_batches(model, params, text, c: ContextConfig, group: tuple[int, ...
 
 
 def _stream_batches(model, params, text, c: ContextConfig, mem_len: int) -> Batches:
-    """Scores streams with memory. The longest context lies between their start and first target."""
+    """Scores streams with memory. A stream starts one longest context before its targets."""
     module, variables = TransformerXL(model), {"params": params}
     b, stride, first = c.batch_size, c.stride, c.lengths[-1]
     per_stream = -(-(len(text) - first) // b)  # number of targets of a stream
@@ -194,7 +196,7 @@ def _stream_batches(model, params, text, c: ContextConfig, mem_len: int) -> Batc
 
     def batches():
         check_arrays(_WORK, memory_shapes(model, b, mem_len))
-        if model.scan_layers:  # otherwise it reads a cache
+        if model.scan_layers:  # otherwise the model reads a cache
             self_check.check_on_one_device(model, b, stride, mem_len)
         mems: Any = module.init_mems(b, mem_len)
         if not model.scan_layers:
@@ -220,7 +222,10 @@ def _padded_rows(text: np.ndarray, starts: np.ndarray, n: int) -> tuple[np.ndarr
 
 
 def effective_length(losses: Losses, threshold: float) -> int:
-    """Returns the shortest length after which perplexity falls by a share below ``threshold``."""
+    """Returns the shortest context length from which longer ones gain less than ``threshold``.
+
+    The gain is the largest relative decrease of perplexity at any longer length.
+    """
     perplexity = np.exp(losses.mean())
     for i, length in enumerate(losses.contexts[:-1]):
         gain = 1 - perplexity[i + 1 :].min() / perplexity[i]

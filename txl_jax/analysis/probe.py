@@ -1,8 +1,9 @@
 """Measures the largest distance at which a model finds an answer (``--mode=probe``).
 
-data/sources/probe.py draws the texts: episodes, each of a symbol, noise, and the same symbol as the
-answer. At each distance, texts are drawn whose last episode has this distance; its answer is the
-last target of a segment. The other episodes come first and fill the memory.
+data/sources/probe.py draws the texts. A text is a series of episodes. An episode is a symbol, then
+noise, then the same symbol again as the answer. To measure a distance, texts are drawn whose last
+episode has this distance. The answer of this episode is the last target of a segment. The earlier
+episodes fill the memory.
 
 Each layer attends to states of the layer below, which depend on still earlier tokens. The reach is
 therefore O(L x M), layers times memory (paper, section 3.2). Without a window, a query attends to M
@@ -187,7 +188,7 @@ def changes_prediction(
 
     ``distances`` are int [R], from 1, counted back from the target. In each of four random texts,
     one token is replaced, and all bits of the last logits are compared. True proves an influence.
-    False may hide an influence that rounding removes.
+    False can mean that rounding removes a small influence.
     """
     rng = np.random.default_rng(0)
     n_rows, vocab_size = len(distances), model.cfg.vocab_size

@@ -28,9 +28,10 @@ from txl_jax.messages import fields_repr
 class Losses:
     """A model's loss on each token of a text, for each context length.
 
-    ``contexts`` are C rising lengths in tokens. ``nll`` has the losses of the same N targets at all
-    lengths, float [C,N], in nats. ``targets`` is the hexadecimal SHA-256 of the targets' symbols,
-    joined by newlines (UTF-8), or "" if unknown. Losses of different texts cannot be compared.
+    ``contexts`` are C increasing lengths in tokens. ``nll`` has the losses of the same N targets at
+    all lengths, float [C,N], in nats. ``targets`` is the hexadecimal SHA-256 of the targets'
+    symbols, joined by newlines (UTF-8), or "" if unknown. Losses of different texts cannot be
+    compared.
     """
 
     __repr__ = fields_repr

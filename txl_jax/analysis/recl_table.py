@@ -144,7 +144,7 @@ def parse_models(models: tuple[str, ...]) -> list[Member]:
 def _collect_losses(
     members: list[Member], c: ContextConfig, exp: ExperimentConfig, workdir: str
 ) -> tuple[dict[Member, Losses], dict[Member, dict[str, Any]], dict[str, Any]]:
-    """Checks the models, and returns their losses, steps with arithmetic, and corpus record."""
+    """Checks the models. Returns their losses, steps and arithmetic, and the corpus's record."""
     data = None if exp.data == DataConfig() else exp.data
     own = [m for m in members if not m.recorded]
     vocabs = {m: read_vocab(m.path) for m in own}
@@ -173,7 +173,7 @@ def _collect_losses(
 
 
 def _check_equal(values: dict[Member, str], problem: str) -> None:
-    """Raises AnalysisError if two models have different known values."""
+    """Raises AnalysisError if two models have different values. Empty values are ignored."""
     known = [(member, value) for member, value in values.items() if value]
     for (first, expected), (member, value) in itertools.pairwise(known):
         if value != expected:

@@ -4,7 +4,8 @@
     python -m txl_jax.main --mode=report --workdir=OUT --config.report.workdirs=runs/a,runs/b
 
 ``report.html`` needs no network and no other file. The page shows the results in the workdir, and
-compares the run with those in ``report.workdirs``. The folder OUT need not be a run's workdir.
+compares the run with the runs in ``report.workdirs``. The folder OUT can be any folder, not only a
+run's workdir.
 """
 
 import base64
@@ -34,7 +35,7 @@ from txl_jax.units import UNIT_NAMES, Unit, format_value
 
 TEMPLATE = "report_page.html.jinja"
 LONGEST_NAME = 50
-"""The number of last characters of a run's name that a figure shows."""
+"""A figure shows at most this many characters of a run's name: its last ones."""
 
 _SIDE_PANELS = ("learning_rate", "grad_norm", "tokens_per_second")
 DEFAULTS = flatten(ExperimentConfig().to_dict())
@@ -157,9 +158,10 @@ def headline(one: RunRecord) -> str:
 
 
 def results(one: RunRecord) -> list[dict[str, Any]]:
-    """Returns the latest result of each text and protocol, first those comparable with the main.
+    """Returns the latest result of each model, text and protocol, first the comparable results.
 
-    Results on another text, another split or a part of it are marked.
+    A result is marked if it cannot be compared with the main result, because it is on another text,
+    on another split or on a part of the split.
     """
     main, latest = one.main_result, {}
     for result in one.evaluations:
@@ -240,7 +242,7 @@ def analyses(workdir: str) -> list[dict[str, Any]]:
 
 
 def curves(runs: Sequence[RunRecord], unit: Unit) -> dict[str, str]:
-    """Plots loss, learning rate, gradient norm and tokens per second. Each run has its colour."""
+    """Plots loss, learning rate, gradient norm and tokens per second. Each run has one colour."""
     figure = new_figure(10, 7)
     grid = figure.add_gridspec(2, len(_SIDE_PANELS), height_ratios=(2, 1))
     loss = figure.add_subplot(grid[0, :], ylabel=f"{UNIT_NAMES[unit]} ({unit})")

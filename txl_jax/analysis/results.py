@@ -1,4 +1,4 @@
-"""The files of an analysis, JSON, CSV, arrays and figures, and the error that analyses raise."""
+"""Writes the files of an analysis (JSON, CSV, arrays and figures). Defines the analyses' error."""
 
 import io
 import os
@@ -25,8 +25,9 @@ def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str
     """Writes the files of an analysis. Returns ``last_line`` and a line with the files' names.
 
     ``files`` maps names to contents: an object (``.json``), rows with equal keys (``.csv``) or
-    arrays by name (``.npz``). A name without a suffix has a function that draws a figure, or None.
-    If a file has an error, ``last_line`` is printed before it is raised.
+    arrays by name (``.npz``). A name without a suffix maps to a function that draws a figure.
+    ``None`` as the contents means no file. If a file cannot be written, ``last_line`` is printed
+    before the error is raised.
     """
     writers: dict[str, Any] = {".json": write_json, ".csv": write_csv, ".npz": write_arrays}
     written = []
@@ -61,7 +62,7 @@ def new_figure(width: float = 8, height: float = 5) -> "Figure":
 
 
 def show_share(axes: "Axes") -> None:
-    """Makes a y axis span at least 5% of its middle, so that small differences look small."""
+    """Makes a y axis span at least 5% of its middle value, so that small differences look small."""
     low, high = axes.get_ylim()
     middle = (low + high) / 2
     half = max(high - low, 0.05 * abs(middle)) / 2

@@ -4,10 +4,10 @@ One stream is scored. Each token is predicted from L tokens. Three programs are 
 
     memory      segments with memory L and window L, in the loop of ``--mode=evaluate``
     windows     a vanilla model (``attention="absolute"``, no memory) with a window of L tokens for
-                each token: several windows at a time, without masked blocks of keys, and with the
-                last layer only at the last position
-    recomputed  the vanilla model with all layers at all positions, one window at a time and all
-                scores at once, like the paper's baseline
+                each token; it computes several windows at a time, skips masked blocks of keys, and
+                computes the last layer only at the last position
+    recomputed  the vanilla model with all layers at all positions; it computes one window at a time
+                and all scores at once, like the paper's baseline
 
 Weights and tokens are random. The mode prints the measured ratios, the paper's ratios (a 24-layer
 model on a GPU), and the ratios of floating-point operations.
@@ -155,7 +155,8 @@ def scoring(c: TransformerXLConfig, p: ProtocolConfig, params: Any, segments: in
 def random_params(c: TransformerXLConfig) -> Any:
     """Draws small random parameters with the shapes of the model.
 
-    There is a program for each shape; a single program for all shapes takes XLA minutes on a GPU.
+    Each shape has its own compiled program, because XLA takes minutes on a GPU to compile a single
+    program for all shapes.
     """
     shapes, treedef = jax.tree.flatten(param_shapes(c))
     keys = jax.random.split(jax.random.key(0), len(shapes))
@@ -223,7 +224,7 @@ def memory_flops(c: TransformerXLConfig, length: int, seg_len: int) -> float:
 
 
 def window_flops(c: TransformerXLConfig, length: int) -> float:
-    """Counts operations per token of efficient windows, in the query groups of kernels/xla.py."""
+    """Counts operations per token of efficient windows, with the query groups of kernels/xla.py."""
     nh, group = c.n_head * c.d_head, group_size(length, jax.default_backend())
     starts = range(0, length, group)
     keys_read = sum(min(start + group, length) * min(group, length - start) for start in starts)

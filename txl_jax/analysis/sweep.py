@@ -32,7 +32,11 @@ from txl_jax.units import UNIT_NAMES, Unit, format_value
 
 
 class SweepRow(NamedTuple):
-    """Settings of the grid by key, the values of the seeds, best first, and their workdirs."""
+    """A combination of the grid: its settings by key, and the workdirs and values of its seeds.
+
+    ``values`` has the best validation loss of each seed in the unit, the lowest first. ``workdirs``
+    has the same order.
+    """
 
     name: str
     settings: dict[str, Any]
@@ -42,7 +46,10 @@ class SweepRow(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """The rows, the best mean first, their unit, and the errors of failed runs by workdir."""
+    """The rows, their unit, and the errors of failed runs by workdir.
+
+    Rows with the most finished seeds come first. Among these, the best mean comes first.
+    """
 
     rows: list[SweepRow]
     unit: Unit
@@ -120,13 +127,13 @@ def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any] = 
 
 
 def _finite(found: Iterable[Mapping[str, Any]]) -> list[tuple[Unit, float]]:
-    """Returns unit and value of each validation; a value that is not finite is stored as null."""
+    """Returns unit and value of each validation, except values that are not finite (null)."""
     values = [(unit, one.get(unit)) for one in found for unit in UNIT_NAMES]
     return [(unit, value) for unit, value in values if value is not None]
 
 
 def _check_validation(pairs: list[tuple[ExperimentConfig, str]]) -> None:
-    """Raises AnotherRunError if a run of the folder was validated with other settings."""
+    """Raises AnotherRunError if an earlier run of the sweep was validated with other settings."""
     known = [pair for pair in pairs if path(pair[1], CONFIG).exists() and validations(pair[1])]
     for exp, folder in known:
         if changed := changed_validation(read_record(folder), exp):

@@ -37,7 +37,7 @@ class CheckpointFolder:
         return os.path.join(self.path, str(step))
 
     def temporary_path(self, step: int) -> str:
-        """The path of the folder of a checkpoint while it is not committed."""
+        """The path of a checkpoint's folder before the checkpoint is committed."""
         return self.step_path(step) + ("" if is_remote(self.path) else TEMPORARY)
 
     def steps(self) -> list[int]:
@@ -46,7 +46,7 @@ class CheckpointFolder:
         return sorted(int(name) for name in found if self._is_committed(name))
 
     def _is_committed(self, name: str) -> bool:
-        """Whether a checkpoint is complete; a local one has its final name only if it is."""
+        """Whether a checkpoint is complete; a local one gets its final name only at the commit."""
         return not is_remote(self.path) or path(self.path, name, COMMIT_MARK).exists()
 
     def choose(self, which: str) -> int:

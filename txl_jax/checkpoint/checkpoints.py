@@ -9,8 +9,8 @@ Orbax writes them asynchronously and commits each one atomically, in one layout 
     checkpoints/<step>/checksums.json             sha256 of every file above
 
 A checkpoint that does not match its checksums is renamed to ``damaged-<step>`` and never deleted.
-The checkpoint before it is used instead. With many processes, each one saves and restores the parts
-of arrays that its devices hold, in one shared folder. Process 0 does all other work.
+The checkpoint before it is used instead. With many processes, each process saves and restores the
+parts of arrays that its devices hold, in one shared folder. Process 0 does all other work.
 """
 
 import contextlib
@@ -95,7 +95,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         try:
             manager = self._opened()
             self._finish_save()  # _before_commit of the previous save reads self._saving
-            if self._failed:  # its threads may have written files since
+            if self._failed:  # Orbax's threads may have written files since
                 self._folder.remove_temporary()
             self._saving = step, {k: len(jax.tree.leaves(v)) for k, v in arrays.items()}
             saved = manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
@@ -130,7 +130,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             raise self._save_error("a checkpoint", error) from error
 
     def _finish_save(self) -> None:
-        """Waits for Orbax, whose threads may fail silently, and checks that the checkpoint exists.
+        """Waits for Orbax, whose threads can fail silently, and checks that the checkpoint exists.
 
         Only process 0 checks, because other processes may see a new file in a shared folder late.
         """
@@ -141,7 +141,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             raise CheckpointError(f"the files of step {saving[0]} are missing after the save")
 
     def _save_error(self, what: str, error: Exception) -> CheckpointError:
-        """Returns the error of a failed save, after removing its files so that saving can go on."""
+        """Returns the error of a failed save; a single process first removes the save's files."""
         self._saving = None
         if not processes.many():  # the other processes cannot be waited for here
             if self._manager is not None:
@@ -202,7 +202,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         return None
 
     def remove_after(self, step: int) -> None:
-        """Removes checkpoints of later steps, which a run that resumes at ``step`` makes again."""
+        """Removes checkpoints of later steps; a run that resumes at ``step`` saves them again."""
         self.close()
         on_process_zero(lambda: self._folder.remove_after(step))
 
@@ -213,10 +213,11 @@ class Checkpoints(contextlib.AbstractContextManager):
     def restore_params(
         self, step: int, abstract: Any, weights: str | None = None
     ) -> tuple[Any, str, tuple[str, ...]]:
-        """Returns a step's parameters named ``weights``, this name, and the step's other names.
+        """Returns the parameters ``weights`` of a step, their name, and the step's other names.
 
-        By default it returns those that training chose. Raises CheckpointError if the checkpoint
-        has no parameters of this name, is damaged or cannot be read.
+        A step has the raw parameters and perhaps averages; by default the parameters that training
+        chose are returned. Raises CheckpointError if the checkpoint has no parameters of this name,
+        is damaged or cannot be read.
         """
         where = f"checkpoint {step} in {self._folder.path}"
         meta, fault = self._checked_meta(step)

@@ -2,7 +2,7 @@
 
 The folder has the files of :func:`~txl_jax.checkpoint.saving.save`, a file ``NAME.jax`` for each
 program, which ``jax.export`` reads, and README.md and run.py, which show how to run the programs.
-Memory and cache are dicts of arrays, so that a program needs no class of this library.
+The programs take memory and cache as dicts of arrays, so they need no class of this library.
 """
 
 import contextlib
@@ -95,8 +95,8 @@ def export(trained: TrainedModel, folder: str | os.PathLike[str], c: ExportConfi
 def programs(model: TransformerXL, params: Any, c: ExportConfig) -> dict[str, Program]:
     """Returns the programs of a model by name: ``logits``, ``nll``, ``cache`` and ``step``.
 
-    They compute attention without fused kernels, which are no part of StableHLO. A model without
-    memory has no cache, and therefore only ``logits`` and ``nll``.
+    They compute attention without fused kernels, because StableHLO has no such kernels. A model
+    without memory has no cache, and therefore only ``logits`` and ``nll``.
     """
     model = TransformerXL(dataclasses.replace(model.cfg, kernel="xla", remat="none"))
     cfg, shape = model.cfg, jax.ShapeDtypeStruct
@@ -162,7 +162,7 @@ def _without_source_paths() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _complete(folder: str) -> Iterator[str]:
-    """Yields a temporary folder to write in; once complete, its files are those of ``folder``."""
+    """Yields a temporary folder to write in, and at the end moves its files to ``folder``."""
     if is_remote(folder):
         with local_folder(folder) as made:
             yield made

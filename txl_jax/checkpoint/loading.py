@@ -86,13 +86,13 @@ def _only(trained: TrainedModel, source: str, step: str, weights: str | None) ->
 
 
 def _for_inference(exp: ExperimentConfig) -> ExperimentConfig:
-    """Returns a run's settings; those for training only, such as stacked layers, are reset."""
+    """Returns a run's settings; settings for training only, such as stacked layers, are reset."""
     model = dataclasses.replace(exp.model, scan_layers=False, remat="none", kernel="auto")
     return dataclasses.replace(exp, model=model)
 
 
 def _checked_step(file_path: str) -> int:
-    """Returns the step of a model file, 0 if damaged; raises ModelFormatError by its format."""
+    """Returns the step in a model file, 0 if damaged; another format is a ModelFormatError."""
     names, metadata = safetensors_header(file_path)
     version = metadata.get("version", "0")
     if names and version != str(FORMAT):

@@ -32,16 +32,16 @@ class LockedError(UserError, RuntimeError):
 def training_lock(workdir: str) -> Iterator[None]:
     """Locks a workdir for training, or raises LockedError if another run has locked it.
 
-    The lock is the ``flock`` on the file ``.lock``, which the system releases when the process
-    ends. The file itself stays. If the file system has no ``flock``, a warning is printed. In a
-    bucket the lock is a :class:`Lease`.
+    The lock is an ``flock`` on the file ``.lock``. The operating system releases the lock when the
+    process ends, but keeps the file. If the file system has no ``flock``, a warning is printed. In
+    a bucket the lock is a :class:`Lease`.
     """
     file = os.path.join(workdir, LOCK)
     if is_remote(workdir):
         with _leased(workdir, file):
             yield
         return
-    # A soft lock, whose file would outlive a killed process, is no replacement for flock.
+    # A soft lock is no replacement for flock: its file would remain after a process is killed.
     lock = FileLock(file, blocking=False, fallback_to_soft=False, on_acquired=_write_holder)
     try:
         lock.acquire()
@@ -105,11 +105,12 @@ class Lease:
     """A lock in a bucket, which has no flock: the object ``address``, which its holder renews.
 
     The object is created only if there is none (``ifGenerationMatch=0``), so only one of two runs
-    holds the lock. A thread renews it every :data:`RENEWED_EVERY` seconds. Another run waits. If
-    the object changes, its holder is alive and keeps the lock. If it stays the same for
-    :data:`EXPIRES_AFTER` seconds, or its holder was a process of this machine that has ended, the
-    other run removes it. ``holder`` describes this process to other processes.
-    ``lost`` is called once, by a thread, if another run removed or replaced the object.
+    holds the lock. A thread of the holder changes the object every :data:`RENEWED_EVERY` seconds.
+    Another run that finds the object waits. If the object changes, its holder is alive and keeps
+    the lock. If the object stays the same for :data:`EXPIRES_AFTER` seconds, or its holder was a
+    process of this machine that has ended, the waiting run removes the object and takes the lock.
+    ``holder`` describes this process to other processes. ``lost`` is called once, by a thread, if
+    another run removed or replaced the object.
     """
 
     def __init__(self, address: str, holder: dict[str, Any], lost: Callable[[], None]):
@@ -159,7 +160,7 @@ class Lease:
         return True
 
     def _state(self) -> dict[str, str] | None:
-        """Returns conditions that hold until the object changes; ``None`` if there is no object."""
+        """Returns conditions that hold until the object changes, or ``None`` without an object."""
         try:
             found = store().call("GET", "b/{}/o/{}", *self._object, json_out=True)
         except FileNotFoundError:

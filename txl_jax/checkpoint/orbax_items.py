@@ -36,9 +36,9 @@ class Manager(ocp.CheckpointManager):
 def options(
     c: CheckpointConfig | None, before_commit: Callable[[], None]
 ) -> ocp.CheckpointManagerOptions:
-    """Returns options to keep the checkpoints that ``c`` names; if it is None, to only read."""
+    """Returns Orbax's options: to keep checkpoints as ``c`` says, or only to read if it is None."""
     if c is None:
-        # Orbax would set the last two itself for a read-only folder, with a warning for each.
+        # For a read-only folder, Orbax would set the last two options itself, and warn about each.
         return ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False)
     loss = lambda metrics: metrics[METRIC]
     policies: list[Any] = [keep.LatestN(n=c.keep_last)]
@@ -49,7 +49,7 @@ def options(
         best_fn=loss,
         best_mode="min",
         enable_async_checkpointing=True,
-        # Folders are made synchronously: for one that cannot be made, threads wait five minutes.
+        # If a folder cannot be made, Orbax's threads would otherwise wait for five minutes.
         async_options=AsyncOptions(
             create_directories_asynchronously=False, post_finalization_callback=before_commit
         ),

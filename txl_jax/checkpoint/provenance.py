@@ -12,7 +12,7 @@ PACKAGES = ("txl_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "nu
 
 
 def provenance() -> dict[str, Any]:
-    """Returns a result's provenance for JSON, ``None`` where unknown; no host, user or path."""
+    """Returns how a result was produced, for JSON, without the names of host, user and paths."""
     import jax
 
     return {

@@ -23,7 +23,7 @@ from txl_jax.messages import one_line, short_repr
 from txl_jax.paths import is_remote, make_folder, names, path
 
 _NOTES = (OWN_SPLITS, *HELD_OUT.values(), NO_TEST, FOREIGN_VOCAB)
-"""The parts of a corpus's label that name no path."""
+"""The parts of a corpus's label that can be published, because they have no path."""
 
 
 def export(
@@ -53,8 +53,8 @@ def save(
     Args:
       trained: a model that :func:`txl_jax.load` returned, perhaps with other parameters.
       folder: a new or empty folder; any other folder raises ModelFormatError.
-      record: the contents of the ``config.json`` of its workdir; by default the model's settings
-        and the current versions.
+      record: the content of ``config.json`` in the model's workdir; by default the model's
+        settings and the current versions.
     """
     from safetensors.numpy import save as to_bytes  # not needed to run a model
 
@@ -72,7 +72,7 @@ def push(trained: TrainedModel, repository: str, private: bool = True) -> str:
     """Uploads a model to the Hub as ``owner/name``; returns its address. Needs ``txl_jax[hub]``.
 
     The account is that of ``hf auth login`` or ``HF_TOKEN``. Raises WorkdirError if ``repository``
-    is no text, ``huggingface_hub`` is missing, or the upload fails.
+    is not text, ``huggingface_hub`` is missing, or the upload fails.
 
     Example:
       >>> import txl_jax

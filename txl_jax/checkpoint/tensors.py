@@ -13,7 +13,7 @@ from txl_jax.checkpoint.errors import ModelFormatError
 
 
 class Tensors:
-    """The arrays of a stored state by name; each is taken once, and all problems are collected."""
+    """The arrays of a stored state by name; :meth:`finish` reports all problems at once."""
 
     def __init__(self, state: Mapping[str, Any]):
         self._left = dict(state)
@@ -23,7 +23,7 @@ class Tensors:
         return name in self._left
 
     def take(self, name: str, shape: tuple[int, ...]) -> Any:
-        """Takes an array of this shape as float32; zeros if it is missing or has another shape."""
+        """Removes and returns an array as float32; zeros if it is missing or its shape differs."""
         if name not in self._left:
             self._problems.append(f"{name} {list(shape)} is missing")
             return np.zeros(shape, np.float32)
@@ -36,7 +36,7 @@ class Tensors:
         return tensor.astype(np.float32)
 
     def alias(self, name: str, of: str, tensor: np.ndarray, why: str) -> None:
-        """Takes a second copy of the array ``of``; the copy may be absent, but must not differ."""
+        """Removes ``name``, a copy of the array ``of``; it can be missing, but must not differ."""
         if name in self._left and not np.array_equal(self.take(name, tensor.shape), tensor):
             self._problems.append(f"{name} differs from {of}, and {why}")
 
@@ -63,7 +63,7 @@ def read_safetensors(path: str) -> dict[str, np.ndarray]:
 
 
 def safetensors_header(path: str) -> tuple[list[str], dict[str, str]]:
-    """Returns the names of the tensors in a safetensors file, and metadata; none if damaged."""
+    """Returns a safetensors file's tensor names and metadata; both are empty if it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -74,7 +74,7 @@ def safetensors_header(path: str) -> tuple[list[str], dict[str, str]]:
 
 
 def flat_params(params: Any) -> dict[str, np.ndarray]:
-    """Returns parameters by path in the tree, in C order, because safetensors writes raw memory."""
+    """Returns parameters by their paths in the tree, in C order as safetensors needs them."""
     flat = flatten_dict(jax.device_get(params), sep="/")
     return {name: np.ascontiguousarray(array) for name, array in sorted(flat.items())}
 

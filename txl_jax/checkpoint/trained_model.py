@@ -60,7 +60,7 @@ def parameter_count(params: Any) -> int:
 @functools.lru_cache(maxsize=8)
 def param_shapes(c: TransformerXLConfig) -> Any:
     """Returns shape and dtype of every parameter of ``TransformerXL(c)``; computes no values."""
-    c = dataclasses.replace(c, kernel="xla")  # ``c.kernel`` may be for devices of a mesh
+    c = dataclasses.replace(c, kernel="xla")  # ``c.kernel`` may need the devices of a mesh
     model = TransformerXL(c)  # some windows need a memory, and models without memory refuse one
     mems = model.init_mems(batch_size=1, mem_len=0 if c.memory_free else 1)
     tokens = jax.ShapeDtypeStruct((1, 1), "int32")
@@ -68,5 +68,5 @@ def param_shapes(c: TransformerXLConfig) -> Any:
 
 
 def memory_shapes(c: TransformerXLConfig, rows: int, mem_len: int) -> Any:
-    """Returns the shapes and dtypes of a memory, of length 0 for a model without memory."""
+    """Returns the shapes and dtypes of a memory; a model without memory has the length 0."""
     return jax.eval_shape(lambda: TransformerXL(c).init_mems(rows, 0 if c.memory_free else mem_len))

@@ -63,7 +63,7 @@ def init_workdir(
     if config.exists():
         settings = read_experiment(workdir)  # raises for another version or damaged settings
         if auto_dtype and loaded_experiment(workdir).model.dtype == "auto":
-            settings = _with_dtype(settings, exp.model.dtype)  # without a checkpoint, it may change
+            settings = _with_dtype(settings, exp.model.dtype)  # it may change before a checkpoint
         record = read_record(workdir)
         different = differing_keys(settings.to_dict(), exp.to_dict())
         text_hash = record.get("corpus", {}).get("source_hash")
@@ -91,7 +91,7 @@ def describe_corpus(corpus: Corpus) -> dict[str, Any]:
 
 
 def write_record(folder: str, record: Mapping[str, Any], vocab: Vocab) -> None:
-    """Writes ``vocab.json``, then ``config.json``, for a model whose parameters are there."""
+    """Writes ``vocab.json``, then ``config.json``, to a folder that has the model's parameters."""
     write_json(os.path.join(folder, VOCAB), vocab.to_json())
     described = {**record.get("corpus", {}), VOCAB_HASH: vocab_hash(vocab)}
     write_json(os.path.join(folder, CONFIG), {**record, "corpus": described})
@@ -115,7 +115,7 @@ def check_shared(workdir: str, seconds: float = 30.0) -> None:
 
 
 def read_record(workdir: str) -> dict[str, Any]:
-    """Returns a run's ``config.json``; raises WorkdirError if it is missing or not one of a run."""
+    """Returns a run's ``config.json``, or raises WorkdirError if it is missing or not of a run."""
     config = os.path.join(workdir, CONFIG)
     record = read_json(config)
     sections = {"corpus": {}, "provenance": {}, **record}
@@ -136,7 +136,7 @@ def read_experiment(workdir: str) -> ExperimentConfig:
 def loaded_experiment(workdir: str) -> ExperimentConfig:
     """Returns the settings of a run, for any use of its model except to resume its training.
 
-    A dtype that the run chose for its own devices is ``auto`` again.
+    If the run's dtype was ``auto``, it is ``auto`` again, not the dtype chosen for its devices.
     """
     exp = read_experiment(workdir)
     if read_record(workdir).get("provenance", {}).get(AUTO_DTYPE) is not True:
@@ -147,7 +147,7 @@ def loaded_experiment(workdir: str) -> ExperimentConfig:
 def begun_dtype(workdir: str) -> DtypeName:
     """Returns the dtype in which a run with ``model.dtype="auto"`` resumes in a workdir.
 
-    The dtype is ``auto`` until the run has a checkpoint, unless its first start named one.
+    The dtype is ``auto`` until the run has a checkpoint, unless its first start named a dtype.
     """
     if not path(workdir, CONFIG).exists():
         return "auto"

@@ -1,8 +1,8 @@
-"""Lists every file that this program writes to a workdir, and checks that it may write there.
+"""Lists every file that this program writes to a workdir, and checks that it can write there.
 
 A folder belongs to a run once its ``config.json`` exists. The modes that compare runs also write to
-folders without this file; they list themselves in a file ``.txl_jax`` there. A user's own files are
-never overwritten.
+folders without this file, and list their own names there in a file ``.txl_jax``. A user's own files
+are never overwritten.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from txl_jax.files import append, atomic_write, write_failure_reason, written_as
 from txl_jax.messages import argument, short_repr, shown_path
 from txl_jax.paths import absolute, is_remote, make_folder, names, path
 
-FORMAT = 2  # the version of checkpoints and exported models; this program reads no other one
+FORMAT = 2  # the version of checkpoints and exported models; other versions are not read
 
 CONFIG, VOCAB = "config.json", "vocab.json"
 MODEL = "model.safetensors"  # the parameters of an exported model
@@ -61,7 +61,7 @@ def check_free(workdir: str) -> None:
 
 
 def register_outputs(workdir: str, mode: str) -> None:
-    """Creates the workdir, and records that this program writes a mode's files there.
+    """Creates the workdir, and records in ``.txl_jax`` that a mode's files are written there.
 
     The workdir of a run needs no record. Errors are those of :func:`check_unused`.
     """
@@ -73,8 +73,8 @@ def register_outputs(workdir: str, mode: str) -> None:
 def check_unused(workdir: str, mode: str) -> bool:
     """Returns whether ``.txl_jax`` still has to list a mode that compares runs.
 
-    The names of the mode's files start with its name. Raises WorkdirError if they cannot be
-    written, or exist in a folder that is no run's and does not list the mode.
+    Raises WorkdirError if a file of the mode cannot be written. Also raises it if such a file
+    exists in a folder that has no run and does not list the mode: the file may be the user's own.
     """
     check_outputs(workdir, mode)
     record = path(workdir, OUTPUTS)
@@ -111,11 +111,11 @@ def check_path(folder: str) -> None:
 def check_writable(workdir: str, folders: tuple[str, ...] = (), create: bool = False) -> None:
     """Raises WorkdirError if the workdir or one of ``folders`` in it cannot be written.
 
-    Unless ``create``, a workdir that does not exist is not made, so that a refused run leaves no
-    folder. Its nearest parent that exists is then tried instead.
+    A missing workdir is created only if ``create`` is true, so that a refused run leaves no folder.
+    Otherwise its nearest existing parent is tested instead.
     """
     check_path(workdir)
-    # false in a bucket
+    # os.path.lexists is false for a name in a bucket
     inner = [name for name in folders if os.path.lexists(os.path.join(workdir, name))]
     for name in ("", *inner):
         try:
@@ -133,7 +133,7 @@ def check_outputs(workdir: str, *modes: str) -> None:
     """Raises WorkdirError if a file of these modes cannot be written; creates nothing."""
     check_writable(workdir)
     if is_remote(workdir):
-        return  # in a bucket, an object may be named like a folder, and nothing is read-only
+        return  # in a bucket, an object can have a folder's name, and nothing is read-only
     for file in (os.path.join(workdir, name) for mode in modes for name in MODE_FILES[mode]):
         if os.path.isdir(file) or (os.path.exists(file) and not os.access(file, os.W_OK)):
             raise WorkdirError(
@@ -144,7 +144,7 @@ def check_outputs(workdir: str, *modes: str) -> None:
 def check_file(key: str, file: str | None, data: DataConfig) -> None:
     """Raises ConfigError if the file that a setting names cannot be written; leaves no new file.
 
-    Raises DataError if the file would become a part of the text of ``data``.
+    Raises DataError if a later run would read the file as a part of the text of ``data``.
     """
     if file is None or file == "-":
         return
@@ -165,7 +165,7 @@ def check_file(key: str, file: str | None, data: DataConfig) -> None:
 
 
 def no_run(workdir: str) -> WorkdirError:
-    """Returns the error that a folder has no run; the folder of several seeds has none itself."""
+    """Returns the error for a folder without a run; the error names a run in ``seed_N``, if any."""
     inner = (os.path.join(workdir, name) for name in sorted(names(workdir)) if _SEED.match(name))
     if seed := next((folder for folder in inner if path(folder, CONFIG).exists()), None):
         named = argument("workdir", shown_path(seed))
@@ -177,14 +177,14 @@ def no_run(workdir: str) -> WorkdirError:
 
 
 def _nearest(folder: str) -> str:
-    """Returns a folder if it exists, else its nearest parent that does; an address as it is."""
+    """Returns a folder, or its nearest existing parent; an address in a bucket is unchanged."""
     while not is_remote(folder):
         try:
             os.lstat(folder)
             break
         except FileNotFoundError:
             folder = os.path.dirname(folder.rstrip(os.sep)) or os.curdir
-        # Another error, such as for too long a name, is raised: the folder could not be made.
+        # Other errors, such as of a name that is too long, mean that the folder cannot be made.
     return folder
 
 
@@ -211,11 +211,11 @@ def _refuse_overwriting(workdir: str, names: list[str]) -> None:
 
 
 def _our_names(workdir: str) -> list[str]:
-    """Lists files with this program's names, except what a run killed at its start left behind."""
+    """Lists files with this program's names, except those of a run that was killed at its start."""
     at_start = [PROBE, OUTPUTS, CONFIG]
     lock = path(workdir, LOCK)
     if not lock.is_file() or (lock.read_bytes() + b'{"pid"').startswith(b'{"pid"'):
-        at_start.append(LOCK)  # of this program, or none
+        at_start.append(LOCK)  # this program's own lock, or no lock
     ours = [name for name in sorted(names(workdir)) if written_as(name) in FILES]
     return [n for n in ours if written_as(n) not in at_start and not _is_empty(workdir, n)]
 

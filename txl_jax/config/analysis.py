@@ -1,7 +1,7 @@
-"""The analyses: the settings of each, and its row in a table; none changes a trained state.
+"""The settings of every analysis, and a table of the analyses; none changes a trained state.
 
-:class:`Analyses` is the table. The command, its help, the list of the files in a workdir and the
-report page read it. A section of settings and its row have the name of the mode.
+:class:`Analyses` is the table. The command, its help, the list of files in a workdir and the report
+page read the table. An analysis, its section of settings and its mode have the same name.
 """
 
 import dataclasses

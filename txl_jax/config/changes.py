@@ -1,4 +1,4 @@
-"""Overrides settings of an experiment, and compares the settings of a resumed run."""
+"""Overrides settings of an experiment, and finds what a resumed run has changed."""
 
 import copy
 import dataclasses
@@ -35,7 +35,7 @@ def override(exp: ExperimentConfig, overrides: Mapping[str, Any]) -> ExperimentC
 
 
 def set_all(nested: dict[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Sets dotted keys in a nested dict; a key of :data:`ALTERNATIVES` removes its alternatives."""
+    """Sets dotted keys in a nested dict; removes keys that exclude them (:data:`ALTERNATIVES`)."""
     # The prompt may be the text "none".
     is_none = lambda key: key != "generate.prompt" and str(overrides[key]).lower() == "none"
     for group in ALTERNATIVES:
@@ -53,7 +53,7 @@ def set_all(nested: dict[str, Any], overrides: Mapping[str, Any]) -> None:
 
 
 def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Returns the differences of keys that affect the trained state, as ``key: old -> new``.
+    """Returns differences of settings that affect the trained state, as ``key: old -> new``.
 
     A missing key has its default value. Paths are equal if they name the same files.
     """
@@ -68,7 +68,7 @@ def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def changed_validation(before: Mapping[str, Any], exp: ExperimentConfig) -> list[str]:
-    """Returns the settings of validation whose values differ from those in a record."""
+    """Returns validation settings, except the batch size, whose values differ from a record's."""
     old, new = flatten(before.get("validate", {})), flatten(exp.to_dict()["validate"])
     other = [key for key in old if old[key] != new.get(key) and key != "batch_size"]
     return [f"validate.{key}: {old[key]} -> {new.get(key)}" for key in other]
@@ -80,7 +80,7 @@ def is_free(key: str) -> bool:
 
 
 def with_absolute_paths(exp: ExperimentConfig) -> ExperimentConfig:
-    """Returns the experiment with every ``file_path`` absolute, to be stored."""
+    """Returns the experiment with every ``file_path`` absolute, ready to be stored."""
     changes = {}
     for key, field in path_fields(ExperimentConfig):
         value, named = attrgetter(key)(exp), field.metadata["path"] == NAMED
@@ -99,8 +99,8 @@ def without_paths(record: Mapping[str, Any]) -> dict[str, Any]:
 def from_record(record: Mapping[str, Any]) -> ExperimentConfig:
     """Returns the experiment in a ``config.json``, which has other content besides the settings.
 
-    Raises ConfigError as :meth:`ExperimentConfig.from_dict` does, also for settings of another
-    version of txl_jax, which do not exist here.
+    Raises ConfigError as :meth:`ExperimentConfig.from_dict` does. A setting that does not exist in
+    this version of txl_jax is an error too.
     """
     settings = {k: v for k, v in record.items() if k not in ("corpus", "provenance")}
     try:

@@ -50,7 +50,7 @@ class Setting(NamedTuple):
 
 
 def describe_settings(section: Section | None = None, prefix: str = "") -> Iterator[Setting]:
-    """Yields every setting of a section in order; by default those of an experiment."""
+    """Yields every setting of a section in order; the default section is a whole experiment."""
     section = section or ExperimentConfig()
     docs = sentences(type(section))  # type: ignore[arg-type]
     for one in dataclasses.fields(section):  # type: ignore[arg-type]

@@ -38,10 +38,10 @@ def setting(
 ) -> Any:
     """Declares a field with a rule; the text ``rule`` describes the test ``holds`` in errors.
 
-    ``most`` is the largest value, or the largest item of a list, if the rule does not state it
-    (bounds.py). ``path`` says whether the value names files, or is :data:`NAMED` for a list of
-    texts of this form, and ``remote`` whether the files may be in a bucket. ``None``, where the
-    type of the field allows it, is not tested.
+    ``most`` is the largest allowed value, or item of a list, unless the rule states it (bounds.py).
+    ``path`` says whether the value names files; it is :data:`NAMED` for a list of texts of this
+    form. ``remote`` says whether the files may be in a bucket. If the type of the field allows
+    ``None``, this value is not tested.
     """
     metadata = {"rule": rule, "holds": holds, "most": most, "path": path, "remote": remote}
     return dataclasses.field(default=default, metadata=metadata)
@@ -53,13 +53,13 @@ def at_least(low: float, default: Any, most: float | None = None) -> Any:
 
 
 def above_0(default: Any) -> Any:
-    """Declares a field whose value must be above 0 and finite, after rounding to float32 too."""
+    """Declares a field whose value must be above 0 and finite, also when rounded to float32."""
     rule = "must be above 0 and finite in float32"
     return setting(default, rule, lambda v: SMALLEST <= v <= LARGEST)
 
 
 def within(low: float, high: float, default: Any, also: str = "") -> Any:
-    """Declares a field from ``low`` to ``high``; ``also``, the start of the rule, allows 0 too."""
+    """Declares a field from ``low`` to ``high``; a text ``also`` begins the rule and allows 0."""
     rule = f"must be {also}from {low} to {high}"
     return setting(default, rule, lambda v: low <= v <= high or (also and v == 0))
 
@@ -90,7 +90,7 @@ def file_path(
     named: bool = False,
     remote: bool = True,
 ) -> Any:
-    """Declares a field that names files or folders; exported models omit it.
+    """Declares a field that names files or folders; exported models leave its value out.
 
     A ``named`` field is a list of texts of the form :data:`NAMED`. ``remote`` says whether the
     files may be in a bucket, ``gs://BUCKET/NAME``.

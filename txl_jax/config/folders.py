@@ -1,4 +1,4 @@
-"""Checks, expands and completes paths, and finds the folder of prepared corpora and programs."""
+"""Checks paths and makes them absolute; finds the folder of the cache."""
 
 import os
 import re
@@ -17,8 +17,9 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 def path_text(path: Any, where: str, remote: bool = False) -> str:
     """Returns a path, which may be a text, bytes or a ``pathlib.Path``, as text.
 
-    ``remote`` says whether it may be in a bucket, ``gs://BUCKET/NAME``. Raises ConfigError for
-    another URL and for what is no path; ``where`` names the flag, key or argument.
+    ``remote`` says whether the path may be in a bucket, ``gs://BUCKET/NAME``. Raises ConfigError
+    for any other URL, and for a value that is not a path. The error names the flag, key or argument
+    ``where``.
     """
     try:
         text = os.fsdecode(path)
@@ -81,7 +82,7 @@ def expanded(path: str | os.PathLike[str], where: str) -> Path:
 
 
 def expanded_text(path: Any, where: str) -> str:
-    """Returns :func:`expanded` as text; an address in a bucket is checked and returned."""
+    """Returns the result of :func:`expanded` as text; only checks an address in a bucket."""
     text = path_text(path, where, remote=True)
     return text if is_remote(text) else str(expanded(text, where))
 
@@ -106,7 +107,7 @@ def expanded_paths(value: Any, where: str, named: bool = False, remote: bool = F
 
 
 def absolute_paths(value: Any, where: str, named: bool = False) -> Any:
-    """Returns a path or a list of paths as absolute paths; arguments as :func:`expanded_paths`.
+    """Returns a path or a list of paths as absolute; arguments are as in :func:`expanded_paths`.
 
     A stored path then also works for a command in another folder. ``-`` (a standard stream) and
     ``None`` are returned as they are.
@@ -119,7 +120,7 @@ def absolute_paths(value: Any, where: str, named: bool = False) -> Any:
             return absolute_path(text)
         path = str(expanded(text, where).absolute())
         tidy = os.path.normpath(path)
-        return tidy if same_files(tidy, path) else path  # a link before a ".." leads elsewhere
+        return tidy if same_files(tidy, path) else path  # differ if ".." follows a link
 
     return _changed_paths(value, absolute, named)
 

@@ -34,14 +34,14 @@ def load_config(
     Args:
       config: the name of a recipe of this package, such as ``enwik8_24l``, or a Python file with
         ``get_config()`` that returns a ``ConfigDict``. The argument for ``get_config(variant)``
-        may follow after a colon, as in ``enwik8_24l:smoke``; a file that lists its ``VARIANTS``
-        takes no other one. A file in a package (a folder with ``__init__.py``) may import its
+        may follow after a colon, as in ``enwik8_24l:smoke``; a file with a list ``VARIANTS``
+        accepts no other one. A file in a package (a folder with ``__init__.py``) can import its
         neighbours: ``from .x import y``. Instead, ``config`` may be a nested dict or ``ConfigDict``
         of the settings that differ from the defaults, or an experiment.
       overrides: a dict from dotted keys to values, such as ``{"train.steps": 10}``. A string is
         converted to the type of the setting: ``8,16`` is a list, and a list of texts with commas
-        may be a JSON list. If keys exclude each other (data.path and data.url), the key given here
-        replaces that of the file.
+        may be a JSON list. If keys exclude each other (data.path and data.url), a key given here
+        removes the other key that the file sets.
 
     Example:
       >>> import txl_jax
@@ -50,8 +50,8 @@ def load_config(
       (24, 1024, 16)
 
     Raises:
-      ConfigError: the file does not exist or is no config, or a setting cannot be used. No device
-        has been used and no file has been written by then.
+      ConfigError: the file does not exist or is no config, or a setting cannot be used. The error
+        comes before any device is used or any file is written.
     """
     if isinstance(config, str | bytes | os.PathLike):
         nested = _read(expanded_text(config, "config"))
@@ -71,7 +71,7 @@ def load_config(
 
 def _read(path: str) -> dict[str, Any]:
     """Returns the settings of a config file or a recipe as a nested dict."""
-    import ml_collections  # here, so that models run if this package is not installed
+    import ml_collections  # here, because models run without this package
 
     variant, where = path.partition(":")[2], argument("config", truncate(path))
     with _config_module(path) as module:
@@ -86,14 +86,14 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def config_rows(path: str) -> tuple[str, ...]:
-    """Returns the names of the experiments in a config file (``ROWS``), () if it has only one."""
+    """Returns the names of a file's experiments (``ROWS``), or () if it has only one experiment."""
     with _config_module(path) as module:
         return tuple(getattr(module, "ROWS", ()))
 
 
 @contextlib.contextmanager
 def _config_module(path: str) -> Iterator[Any]:
-    """Imports a config file; an error inside the block is raised as ConfigError of the file."""
+    """Imports a config file; an error in the ``with`` block becomes a ConfigError of the file."""
     file, where = path.partition(":")[0], argument("config", truncate(path))
     if re.fullmatch(r"\w+", file) and not os.path.exists(file):
         if file not in (recipes := _recipe_files()):
@@ -134,7 +134,7 @@ def _recipe_files() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _fresh_imports() -> Iterator[None]:
-    """Lets imports write no ``__pycache__``, and removes the modules from memory at the end."""
+    """Keeps imports from writing ``__pycache__``; at the end removes the modules from memory."""
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     importlib.invalidate_caches()
     try:
@@ -146,7 +146,7 @@ def _fresh_imports() -> Iterator[None]:
 
 
 def _import_file(file: Path) -> Any:
-    """Imports a file, as a part of the packages around it if there are any."""
+    """Imports a file; if its folder is a package, imports it as a module of this package."""
     packages = list(itertools.takewhile(lambda folder: (folder / _INIT).is_file(), file.parents))
     name = _PACKAGE
     if packages:

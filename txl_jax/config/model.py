@@ -159,7 +159,7 @@ class TransformerXLConfig(Section, key="model"):
 
     @property
     def segment_limit(self) -> int | None:
-        """The most tokens of a segment with its context, if learnt positions limit them."""
+        """The largest number of tokens of a segment and its context; ``None`` means no limit."""
         return self.n_positions if self.attention == "absolute_per_layer" else None
 
 

@@ -41,15 +41,15 @@ _NAMES = {
     "data.vocab": "token tokens tokenizer",
 }
 SYNONYMS = {name: key for key, names in _NAMES.items() for name in names.split()}
-"""The settings by their names in other programs, for the error of an unknown key."""
+"""The keys of settings by their names in other programs, for the error of an unknown key."""
 
 
 def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root: Any = None) -> S:
     """Returns the section with the values of a nested mapping; converts text to a setting's type.
 
-    In every ``file_path``, ``~`` becomes the home folder. Errors, which are those of
-    :meth:`ExperimentConfig.from_dict`, name the key with the section's ``prefix``. The error of an
-    unknown key names the nearest key of ``root``, the section of all settings.
+    In every ``file_path``, ``~`` becomes the home folder. Errors are those of
+    :meth:`ExperimentConfig.from_dict`, and name the key with the section's ``prefix``. The error of
+    an unknown key names the nearest key in ``root``, the section of all settings.
     """
     root, values = root or section, {}
     fields = {field.name: field for field in dataclasses.fields(cast(Any, section))}
@@ -107,7 +107,7 @@ def unknown_key(key: str, root: Any) -> UnknownKeyError:
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns nested settings by dotted key, with lists in place of tuples.
 
-    Each item of a dict has a key of its own. An empty dict inside a section is a value of one key.
+    Each item of a dict gets a key of its own. An empty dict inside a section is kept as a value.
     """
     flat: dict[str, Any] = {}
     for name, value in nested.items():

@@ -1,6 +1,7 @@
 """Checks and builds the optimizers of optax that ``optimizer.name`` names.
 
-optax, which takes a second to import, is imported only for such a name.
+optax takes a second to import, so it is imported only if ``optimizer.name`` is not one of
+this project's own rules.
 """
 
 import functools
@@ -20,12 +21,12 @@ _UNSUPPORTED = "which this program does not support; name another optimizer"
 
 
 def is_optax(name: str) -> bool:
-    """Whether ``optimizer.name`` is that of an optimizer of optax, ``optax.…``."""
+    """Whether ``optimizer.name`` names an optimizer of optax, ``optax.…``."""
     return name not in OWN_RULES
 
 
 def has_argument(name: str, of: str) -> bool:
-    """Whether an optimizer of optax has an argument of this name."""
+    """Whether the function of optax that makes the optimizer has an argument named ``of``."""
     return of in inspect.signature(_function(name)).parameters
 
 
@@ -50,8 +51,8 @@ def build(name: str, arguments: Mapping[str, Any], rate: Any) -> Any:
 def check(name: str, arguments: Mapping[str, Any], constant: bool) -> None:
     """Raises ConfigError unless training can use an optimizer and these arguments.
 
-    ``constant`` says whether the learning rate is one number for all steps. An update of small
-    arrays, traced but not run, shows what the optimizer needs.
+    ``constant`` says whether the learning rate is one number for all steps. The check traces an
+    update of small arrays, without running it, to find out whether the optimizer works.
     """
     if not is_optax(name):
         if arguments:
@@ -74,7 +75,7 @@ def check(name: str, arguments: Mapping[str, Any], constant: bool) -> None:
 
 
 def _out_of_range(key: str, value: Any, default: Any) -> str:
-    """Returns the rule that a value breaks, given what arguments of this name mean, or ""."""
+    """Returns the rule that an argument's value breaks, judged by the argument's name, or ""."""
     if isinstance(default, bool) and not isinstance(value, bool):
         return "must be true or false"  # any text, also "no", would count as true
     if key == "mask" or key.endswith("_mask"):

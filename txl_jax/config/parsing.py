@@ -21,7 +21,7 @@ def typed(key: str, value: Any, hint: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None or text == "none":
             return None
-        if text is not None and not text.strip(" "):  # a line end is a value of a separator
+        if text is not None and not text.strip(" "):  # a line end can be a separator
             raise refusal(key, value, "a value is missing; give one, or the word none")
         return typed(key, value, next(a for a in args if a is not type(None)))
     if origin is Literal:
@@ -55,7 +55,7 @@ def plain(value: Any) -> Any:
         return int(value)
     if not hasattr(value, "dtype") or getattr(value, "ndim", None) != 0:
         return float(value) if isinstance(value, float) else value
-    import numpy as np  # already imported if there is such a value
+    import numpy as np  # NumPy or JAX made the value, so this is fast
 
     scalar = np.asarray(value)[()]
     if scalar.dtype.kind in "biuU":
@@ -96,7 +96,7 @@ def _single(key: str, value: Any, hint: Any) -> Any:
 def _mapping(key: str, value: Any) -> dict[str, Any]:
     """Converts a mapping, perhaps as JSON text, to a dict of numbers, texts, lists and ``None``.
 
-    A mapping inside becomes dotted names.
+    The values of a nested mapping get dotted names.
     """
     if isinstance(value, str):
         with contextlib.suppress(ValueError):

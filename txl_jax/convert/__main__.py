@@ -1,4 +1,4 @@
-"""The command that converts models of other programs into workdirs, and writes models for them.
+"""Converts models of other programs into workdirs, and writes models for other programs.
 
 docs/converting.md has examples. Flags such as ``--config.evaluate.seg_len=64`` change settings
 other than those of the model.

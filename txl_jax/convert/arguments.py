@@ -1,4 +1,4 @@
-"""Functions for all formats: they convert constructor arguments in both directions."""
+"""Converts constructor arguments in both directions, with functions that all formats share."""
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
@@ -42,7 +42,7 @@ def take_settings(
     """Removes settings from ``args`` and returns them under the names of this project.
 
     It takes the settings that all programs have, those in ``names``, and those in ``defaults``,
-    whose default values differ from this project's. ``size`` is the name of the vocabulary's size.
+    whose default values differ from this project's. ``size`` is the key of the vocabulary size.
     Raises ModelFormatError, with the text ``what``, if the size or one of :data:`SHAPE` is missing.
     """
     require(args, (size, *SHAPE), what)
@@ -105,7 +105,7 @@ def check_convertible(c: TransformerXLConfig) -> None:
 
 
 def check_forms(c: TransformerXLConfig, program: str, forms: Mapping[str, Iterable]) -> None:
-    """Raises ModelFormatError for a value that a program lacks; ``forms`` has all that it knows."""
+    """Raises ModelFormatError if a program lacks a setting's value. ``forms`` lists its values."""
     check_convertible(c)
     see = "docs/converting.md has a table of the programs' settings"
     for key, supported in forms.items():
@@ -118,7 +118,7 @@ def check_forms(c: TransformerXLConfig, program: str, forms: Mapping[str, Iterab
 
 
 def parameter_clusters(c: TransformerXLConfig) -> list[tuple[str, Cluster]]:
-    """Returns the clusters with own parameters, each after the suffix of its parameters' names.
+    """Returns each cluster that has its own parameters, with the suffix of the parameters' names.
 
     With ``div_val`` 1 there is only one cluster, of all symbols.
     """

@@ -43,7 +43,7 @@ WT103_SYMBOLS = 267_735
 
 
 class Program(NamedTuple):
-    """Functions that convert a program's models; ``mem_len`` is used if the source has none."""
+    """Functions that convert a program's models, and the memory length if a source has none."""
 
     config: Callable[[Mapping[str, Any]], TransformerXLConfig]
     params: Callable[[Mapping[str, Any], TransformerXLConfig], dict[str, Any]]
@@ -64,7 +64,7 @@ PROGRAMS = {
 class Request:
     """A request to convert a model and to write it into a workdir.
 
-    A path may be text or a ``pathlib.Path``, and becomes text.
+    A path can be a string or a ``pathlib.Path``. It is stored as a string.
 
     Attributes:
       source: a file with tensors, the prefix of a TF checkpoint, a Hugging Face folder, or a folder
@@ -175,7 +175,7 @@ def _experiment(
     r: Request, program: Program, args: Mapping[str, Any], vocab: Vocab
 ) -> ExperimentConfig:
     """Returns the experiment of a converted model, with the protocol of the original program."""
-    # With float32 products on every device, the scores equal the original's.
+    # With float32 matrix products on every device, the scores equal the original's.
     model = dataclasses.replace(program.config(args), matmul_precision="highest")
     if len(vocab) != model.vocab_size:
         raise ModelFormatError(
@@ -224,7 +224,7 @@ def _exported_to_workdir(r: Request) -> TransformerXLConfig:
         exp = ExperimentConfig.from_dict({**exp.to_dict(), "data": r.data})
     exp = with_absolute_paths(override(exp, r.overrides))
     described = read_record(r.source).get("corpus", {})
-    if r.data is not None:  # another text than that of training
+    if r.data is not None:  # not the text of training
         described = describe_corpus(corpus_from_config(exp.data, trained.vocab))
     origin = {"format": "txl_jax", "step": trained.step}
     _write(r.workdir, exp, trained.vocab, trained.params, described, origin)

@@ -2,8 +2,8 @@
 
 .safetensors         read with safetensors
 .pt .pth .bin        read with torch (optional) and ``weights_only``: tensors, plain containers
-*.index.json         {"weight_map": {tensor: file}}: lists the shards of a model, files as above;
-                     the index of a variant, such as fp16, is *.index.fp16.json
+*.index.json         {"weight_map": {tensor: file}}: lists the shards of a model, which are files as
+                     above; the index of a variant, such as fp16, is *.index.fp16.json
 a TF checkpoint      read with tensorflow (optional); given as a prefix, ``model.ckpt-0``, or folder
 a folder             has one of these; a model with a name of Hugging Face's library is preferred
 """
@@ -32,13 +32,13 @@ TORCH = (".pt", ".pth", ".bin")
 ENDINGS = (".safetensors", *TORCH)
 """The suffixes of files with tensors."""
 NESTED = ("model_state", "state_dict", "model_state_dict", "model")
-"""The keys under which a checkpoint may hold its tensors. NVIDIA's code uses the first one."""
+"""The keys under which a checkpoint can hold its tensors. NVIDIA's code uses the first one."""
 VOCABULARIES = ("vocab.json", "vocab.txt", "vocab.bin")
 """The names of vocabulary files in a folder, in the order of preference."""
 HUGGINGFACE = ("model.safetensors", "pytorch_model.bin")
 """The names under which Hugging Face's library saves a model, the preferred one first."""
 _VARIANT = re.compile(r"(model\b.*\.safetensors|pytorch_model\b.*\.bin)(\.index.*\.json)?")
-"""The names with a variant or the number of a shard, or of an index."""
+"""Names of Hugging Face's library, also with a variant or a shard number, and of its indices."""
 _INDEX = re.compile(r".+\.\w+\.index(\.[\w-]+)?\.json")
 _SHARD = re.compile(r".+-\d+-of-0*(\d+)\..+", re.ASCII)
 
@@ -53,7 +53,7 @@ class Stored(NamedTuple):
 
 
 class Attributes:
-    """Stands for an object of another program's class, with the object's attributes."""
+    """Replaces an object whose class is in another program, and has the object's attributes."""
 
 
 def read(path: str) -> Stored:
@@ -74,8 +74,7 @@ def read(path: str) -> Stored:
 def model_in(folder: str) -> str:
     """Returns the path of the model's only file, of its index, or of a shard without an index.
 
-    Raises ModelFormatError if there is no such file, or nothing tells which of several ones to
-    take.
+    Raises ModelFormatError if there is no such file, or if the folder has several models.
     """
     names = sorted(os.listdir(folder))
     for name in HUGGINGFACE:
@@ -100,7 +99,7 @@ def model_in(folder: str) -> str:
 
 
 def index_of(path: str) -> str | None:
-    """Returns the index that a path names, or that lists this file; ``None`` if there is none.
+    """Returns the path if it is an index, otherwise the index that lists this file, or ``None``.
 
     Raises ModelFormatError for one of several shards if no index beside it lists the file.
     """
@@ -108,7 +107,7 @@ def index_of(path: str) -> str | None:
     if _INDEX.fullmatch(name):
         return path
     for index in filter(_INDEX.fullmatch, sorted(os.listdir(folder or "."))):
-        with contextlib.suppress(UserError):  # not an index of this file, whatever else it is
+        with contextlib.suppress(UserError):  # a file that is not a valid index
             if name in listed_files(os.path.join(folder, index)).values():
                 return os.path.join(folder, index)
     if (match := _SHARD.fullmatch(name)) and int(match[1]) > 1:
@@ -176,7 +175,7 @@ def _read_tensorflow(path: str) -> dict[str, np.ndarray]:
 
 
 def load_torch(path: str) -> Any:
-    """Loads the tensors and plain data of a torch file, and runs no code of it.
+    """Loads the tensors and plain data of a torch file, without running code in the file.
 
     Raises ModelFormatError if the file cannot be read, is damaged or holds anything else.
     """
@@ -221,7 +220,7 @@ def stored(loaded: Any, path: str) -> Stored:
 
 
 def symbols_of(vocab: Any) -> list[str] | None:
-    """Returns ``idx2sym`` of the authors' vocabulary, a mapping or an object, or ``None``."""
+    """Returns ``idx2sym`` of the authors' vocabulary (a mapping or an object), or ``None``."""
     found = vocab if isinstance(vocab, Mapping) else getattr(vocab, "__dict__", {})
     symbols = found.get("idx2sym")
     return list(symbols) if isinstance(symbols, list | tuple) else None

@@ -17,11 +17,11 @@ from txl_jax.convert.pytorch import table as pytorch_table
 from txl_jax.convert.table import Entry, read_params, view, write_state
 
 PREFIX = "transformer."
-"""The prefix of all tensors except those of the softmax; ``module.`` may be before it."""
+"""The prefix of all tensors except those of the softmax. ``module.`` can precede this prefix."""
 NAMES = ("pre_lnorm", "init_std", "proj_init_std")
-"""Keys with the name and meaning of a setting of this project, besides those of the shape."""
+"""Keys that have the same name and meaning in this project, in addition to the model's sizes."""
 DEFAULTS: dict[str, Any] = {"dropout": 0.1, "dropatt": 0.0, "untie_r": True, "div_val": 4}
-"""More such keys, with the values that they have if they are missing."""
+"""Further keys with the same name and meaning. A missing key has the value given here."""
 
 
 def is_huggingface_name(name: str) -> bool:
@@ -91,8 +91,8 @@ def config_to_huggingface(
 def params_to_huggingface(params: Any, cfg: TransformerXLConfig) -> dict[str, np.ndarray]:
     """Converts parameters of ``TransformerXL(cfg)`` to a state of a ``TransfoXLLMHeadModel``.
 
-    The state has float32 arrays, and tied tensors under each of their names. Raises
-    ModelFormatError, with all parameters that are missing or unknown, or have a wrong shape.
+    The state has float32 arrays. A tied tensor is under each of its names. Raises ModelFormatError,
+    which names all parameters that are missing or unknown, or have a wrong shape.
     """
     arguments.check_convertible(cfg)
     frequencies = {PREFIX + name: array for name, array in constants(cfg).items()}

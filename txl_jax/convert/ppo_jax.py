@@ -1,4 +1,4 @@
-"""Converts models of ``transformerXL_PPO_JAX``, a core for agents, to models of this project.
+"""Converts models of ``transformerXL_PPO_JAX``, networks of agents, to models of this project.
 
 The program (https://github.com/Reytuag/transformerXL_PPO_JAX) is a GTrXL (Parisotto et al. 2019).
 Differences:
@@ -72,8 +72,8 @@ def params_from_ppo_jax(params: Mapping[str, Any], cfg: TransformerXLConfig) -> 
 
     ``params`` is a flat dict of arrays by path (``tf_layers_0/ln1/scale``); paths in ``encoder/``
     are ignored. Differentiate this function (``jax.vjp``) to convert gradients back. ``cfg`` comes
-    from :func:`config_from_ppo_jax`. Raises ModelFormatError, with all parameters that are missing
-    or unknown or have a wrong shape.
+    from :func:`config_from_ppo_jax`. Raises ModelFormatError, which names all parameters that are
+    missing or unknown, or have a wrong shape.
     """
     for key, value in FORM.items():
         if getattr(cfg, key) != value:

@@ -48,18 +48,18 @@ LAYER = {
 SAME_LENGTH: dict[str, Window] = {"kimiyoung": "pytorch", "nvidia": "tf"}
 """The window of ``same_length=True`` in each code base. NVIDIA's window has one more key."""
 ATTENTION: tuple[AttentionForm, ...] = ("relative", "shaw", "absolute", "absolute_per_layer")
-"""The names in this project of the original's ``attn_type`` 0 to 3."""
+"""This project's names for ``attn_type`` 0 to 3 of the original."""
 LENGTHS = ("tgt_len", "ext_len", "mem_len")
 """Lengths whose sum is the number of table rows for ``shaw`` and ``absolute_per_layer``."""
 IGNORED = ("adapt_inp", "dtype")
 """Arguments that do not affect the parameters. ``dtype`` exists only in NVIDIA's code."""
 NAMES = ("pre_lnorm", "div_val", "tie_weight")
-"""Arguments with the name and meaning of a setting of this project, besides those of the shape."""
+"""Arguments that have the same name and meaning in this project, besides the model's sizes."""
 RATES: dict[str, Any] = {"dropout": 0.0, "dropatt": 0.0}
-"""More such arguments, with the values that they have if they are missing."""
+"""Further arguments with the same name and meaning. A missing one has the value given here."""
 PROGRAM = {"kimiyoung": "the authors' PyTorch code", "nvidia": "NVIDIA's code"}
 FREQUENCIES = "pos_emb.inv_freq"
-"""The name of a tensor that is no parameter, because it is always the same."""
+"""The name of a tensor that is not a parameter, because its values are always the same."""
 
 
 def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLConfig:
@@ -103,8 +103,9 @@ def params_from_pytorch(
     """Converts a state of the original to parameters of ``TransformerXL(cfg)``: float32 arrays.
 
     ``state_dict`` has numpy arrays, or their gradients, under the authors' or NVIDIA's names.
-    ``cfg`` comes from :func:`config_from_pytorch`. Raises ModelFormatError, with all tensors that
-    are missing or unknown, have a wrong shape, or differ from the tensor to which they are tied.
+    ``cfg`` comes from :func:`config_from_pytorch`. Raises ModelFormatError, which names all tensors
+    that are missing or unknown, have a wrong shape, or differ from the tensor to which they are
+    tied.
     """
     arguments.check_convertible(cfg)
     if cfg.sample_softmax:  # the authors' code then has another name for the output layer
@@ -120,10 +121,11 @@ def config_to_pytorch(
     """Converts a model's configuration to keywords of the original's ``MemTransformerLM``.
 
     ``impl`` is ``"kimiyoung"`` or ``"nvidia"``. The lengths are in tokens. If the model has a table
-    of positions, their sum must be its number of rows: ``ext_len`` and ``mem_len`` are shortened if
-    they exceed it, and ``tgt_len`` is the remainder. The original's ``reset_length`` can change
-    them. Settings that matter only in training, other than ``dropout`` and ``dropatt``, have no
-    keyword. Raises ModelFormatError for a setting that the original lacks.
+    of positions, the sum of the lengths must be the number of rows of this table. Then ``ext_len``
+    and ``mem_len`` are shortened if they are too large, and ``tgt_len`` is the remainder. The
+    original's ``reset_length`` can change the lengths. Settings that matter only in training, other
+    than ``dropout`` and ``dropatt``, have no keyword. Raises ModelFormatError for a setting that
+    the original lacks.
     """
     c, windows = cfg, (False, SAME_LENGTH[impl])
     forms = {"attention": ATTENTION, "same_length": windows, "untie_r": (False,)}
@@ -144,16 +146,16 @@ def config_to_pytorch(
 def params_to_pytorch(params: Any, cfg: TransformerXLConfig, *, impl: str) -> dict[str, np.ndarray]:
     """Converts parameters of ``TransformerXL(cfg)`` to a state of the original: float32 arrays.
 
-    ``impl`` is ``"kimiyoung"`` or ``"nvidia"``. Tied tensors are under each name that the
-    original's ``state_dict`` has. Raises ModelFormatError, with all parameters that are missing or
-    unknown, or have a wrong shape.
+    ``impl`` is ``"kimiyoung"`` or ``"nvidia"``. A tied tensor is under each name that it has in the
+    original's ``state_dict``. Raises ModelFormatError, which names all parameters that are missing
+    or unknown, or have a wrong shape.
     """
     arguments.check_convertible(cfg)
     return write_state(table(cfg, impl), params) | constants(cfg)
 
 
 def constants(c: TransformerXLConfig) -> dict[str, np.ndarray]:
-    """Returns the tensors of a state that are no parameters: frequencies of sinusoids [D/2]."""
+    """Returns the tensors of a state that are not parameters: frequencies of sinusoids [D/2]."""
     if c.attention not in ("relative", "absolute"):
         return {}
     exponents = np.arange(0, c.d_model, 2, dtype=np.float32) / np.float32(c.d_model)

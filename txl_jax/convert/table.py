@@ -1,7 +1,7 @@
-"""Tables of the tensors of another program, which are read in both directions.
+"""Tables that relate the tensors of another program to the parameters of this project.
 
-A table is a list of :class:`Entry`. Read forwards, it converts a state of that program to
-parameters of this project. Read backwards, it converts parameters to a state.
+A table is a list of :class:`Entry`. :func:`read_params` uses it to convert a state of that program
+to parameters of this project. :func:`write_state` uses it to convert parameters to a state.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,9 +24,10 @@ class Entry(NamedTuple):
       name: the tensor's name in that program.
       shape: the tensor's shape there.
       places: for each parameter's path, the :func:`view` of the tensor that equals the parameter.
-        Where several entries have the same path, their views follow each other on the first axis.
-      aliases: other names of the same tensor, each with the reason. A state that is read may lack
-        some of the names; a state that is written has all.
+        If several entries have the same path, the parameter is the concatenation of their views on
+        the first axis.
+      aliases: other names of the same tensor, each with the reason. A state that is read can lack
+        some of the names. A state that is written has all names.
     """
 
     name: str
@@ -38,8 +39,8 @@ class Entry(NamedTuple):
 def view(*shape: int, part: Any = (), transposed: bool = False) -> View:
     """Returns a function that returns a part of a tensor in a shape, as a view of its memory.
 
-    The function transposes the tensor if asked to, splits its axes into those of ``shape`` (if
-    there is one), and takes the index ``part``. Assigning to the view changes the tensor.
+    The function transposes the tensor if ``transposed``, reshapes it to ``shape`` if one is given,
+    and takes the index ``part``. An assignment to the view changes the tensor.
     """
 
     def of(tensor: np.ndarray) -> np.ndarray:
@@ -54,7 +55,7 @@ def read_params(
 ) -> dict[str, Any]:
     """Converts a state to the tree of parameters, float32.
 
-    Raises ModelFormatError, with all tensors that are missing or unknown (except those
+    Raises ModelFormatError, which names all tensors that are missing or unknown (except those
     ``ignored``), have a wrong shape, or differ from another name of the same tensor.
     """
     tensors = Tensors(state)
@@ -67,8 +68,8 @@ def read_params(
 def write_state(table: Sequence[Entry], params: Any) -> dict[str, np.ndarray]:
     """Converts parameters, stacked or not, to a state: float32 arrays by name, with all aliases.
 
-    Raises ModelFormatError, with all parameters that are missing, have a wrong shape, or have no
-    place in the table.
+    Raises ModelFormatError, which names all parameters that are missing, have a wrong shape, or
+    have no place in the table.
     """
     state = {entry.name: np.empty(entry.shape, np.float32) for entry in table}
     left = Tensors(flat_params(unstack_layers(params)))
@@ -94,7 +95,7 @@ def _views(
 
 
 def _take(tensors: Tensors, entry: Entry) -> Any:
-    """Takes a tensor by the first of its names that the state has, and checks the other names."""
+    """Returns a tensor under the first of its names in the state, and checks the other names."""
     names = (entry.name, *entry.aliases)
     first = next((name for name in names if name in tensors), entry.name)
     tensor = tensors.take(first, entry.shape)

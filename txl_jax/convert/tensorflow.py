@@ -81,7 +81,7 @@ def params_from_tensorflow(
     """Converts the variables of a checkpoint to parameters of ``TransformerXL(cfg)``.
 
     ``variables`` has float32 arrays by name, and optimizer variables are ignored. ``cfg`` comes
-    from :func:`config_from_tensorflow`. Raises ModelFormatError, with all variables that are
+    from :func:`config_from_tensorflow`. Raises ModelFormatError, which names all variables that are
     missing or unknown, or have a wrong shape.
     """
     arguments.check_convertible(cfg)

@@ -23,19 +23,19 @@ class SoftTargets(flax.struct.PyTreeNode):
 class Batch(flax.struct.PyTreeNode):
     """A segment of every stream.
 
-    ``reset`` is bool [B], true for streams whose memory is emptied first. With a context, C > 0,
-    it is bool [B,C+T], true where a stream's text begins, and at the first token if the memory is
-    emptied. With documents it is bool [B,C+T], and also true where a document begins.
+    ``reset`` is bool [B], true for streams whose memory is emptied before the segment. With a
+    context (C > 0) or with documents, ``reset`` is bool [B,C+T]. It is then true where the text of
+    a stream or a document begins, and at the first token if the memory is emptied.
     """
 
     __repr__ = fields_repr
 
-    inputs: jax.Array | np.ndarray  # int32 [B,C+T], the C tokens before the segment first
+    inputs: jax.Array | np.ndarray  # int32 [B,C+T], C tokens of context, then the segment
     targets: jax.Array | np.ndarray  # int32 [B,T]
     weights: jax.Array | np.ndarray  # float32 [B,T], 0 where padded
     reset: jax.Array | np.ndarray
     soft: SoftTargets | None = None  # [B,T,k], the targets of distillation
-    lengths: jax.Array | np.ndarray | None = None  # int32 [B], real inputs; None: as in weights
+    lengths: jax.Array | np.ndarray | None = None  # int32 [B], number of real inputs
 
     @property
     def context_len(self) -> int:
@@ -76,7 +76,7 @@ def make_batch(segment: Segment, reset_memory: bool) -> Batch:
 
 
 def warm_up_batches(streams: Streams, n: int, rows: slice = slice(None)) -> list[Batch]:
-    """Returns up to n tokens of text before each stream in ``rows``, as segments without scores.
+    """Returns up to n tokens before each stream in ``rows``, as segments with weights of 0.
 
     These segments fill an empty memory as if each stream had begun n tokens earlier. For n = 5,
     T = 3 and streams that begin at tokens 0, 4 and 8 of a text:

@@ -26,10 +26,10 @@ _WHITE_TO_SPACE = bytes.maketrans(string.whitespace.encode(), SPACE.encode() * 6
 
 
 def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False) -> Iterator[str]:
-    """Decodes blocks of UTF-8, which may end inside a character, without any other change.
+    """Decodes blocks of UTF-8, which may end inside a character, and changes no character.
 
-    Raises DataError for blocks that are not UTF-8. Unless ``any_character``, it also refuses the
-    character U+0000 (NUL), which UTF-16 and UTF-32 have as bytes.
+    Raises DataError for blocks that are not UTF-8. Unless ``any_character`` is true, the character
+    U+0000 (NUL) is an error too, because text in UTF-16 and UTF-32 has bytes that are 0.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     read, start = 0, b""
@@ -50,7 +50,7 @@ def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False
             like, fix = _like(start), TO_UTF8
             if not like and "NUL" in fault:
                 fix = _DROP_NUL
-            elif not like and not around.decode(errors="ignore").isascii():  # the rest is UTF-8
+            elif not like and not around.decode(errors="ignore").isascii():  # the text is UTF-8
                 fix = _DROP_BYTES
             fix = f"{like}; {fix}, or use data.vocab='byte' for any bytes"
             raise DataError(f"{where}, byte {read + at}: {fault}{fix}") from None
@@ -59,7 +59,7 @@ def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False
 
 
 def _like(block: str | bytes) -> str:
-    """Returns which encoding a text seems to be in, as the part of a message, or an empty text."""
+    """Returns a part of a message that names the probable encoding of a text, or an empty text."""
     name = None
     with contextlib.suppress(UnicodeEncodeError):
         start = block[:4096]
@@ -69,9 +69,10 @@ def _like(block: str | bytes) -> str:
 
 
 def as_bytes(block: str | bytes, where: str = "text", errors: str = "surrogateescape") -> bytes:
-    """Encodes a block in UTF-8; restores bytes of a command line that were not UTF-8.
+    """Encodes a block in UTF-8; a surrogate that stands for a byte becomes this byte again.
 
-    Raises DataError for other surrogates, or, if ``errors`` is ``strict``, for all of them.
+    In the text of a command line, Python writes bytes that are not UTF-8 as such surrogates.
+    Raises DataError for other surrogates, and if ``errors`` is ``strict``, for all surrogates.
     """
     try:
         return block.encode("utf-8", errors) if isinstance(block, str) else block
@@ -83,7 +84,7 @@ def as_bytes(block: str | bytes, where: str = "text", errors: str = "surrogatees
 
 
 def _crlf_fix(text: str | bytes, at: int) -> str | None:
-    """Returns what to do about an unknown carriage return before a line end, else ``None``."""
+    """Returns advice for an error if the symbol ``at`` is the CR of a CRLF, or else ``None``."""
     if text[at : at + 2] not in ("\r", "\r\n", b"\r", b"\r\n"):
         return None
     fault = "the line ends are CRLF (Windows), and those of the training text are not"
@@ -96,7 +97,7 @@ def as_letters(block: str | bytes) -> bytes:
 
 
 def whole_words(blocks: Blocks, where: str = "text", end_last_line: bool = False) -> Iterator[str]:
-    """Yields parts of a text that end after words; CRLF and CR become line ends."""
+    """Yields a text in parts, none of which ends inside a word; CRLF and CR become LF."""
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     kept, last = "", "\n"
     for block in decode_utf8(blocks, where):
@@ -114,7 +115,7 @@ def whole_words(blocks: Blocks, where: str = "text", end_last_line: bool = False
 
 
 def bytes_by_frequency(blocks: Iterable[bytes]) -> list[int]:
-    """Returns byte values by decreasing frequency; equally frequent ones in order of occurrence."""
+    """Returns the byte values in ``blocks`` by decreasing frequency, then by first occurrence."""
     counts: collections.Counter[int] = collections.Counter()
     for block in blocks:
         found = np.bincount(np.frombuffer(block, np.uint8), minlength=256)
@@ -124,7 +125,7 @@ def bytes_by_frequency(blocks: Iterable[bytes]) -> list[int]:
 
 
 class Codec:
-    """The encoding of one kind of vocabulary; raises DataError for symbols that it cannot have."""
+    """The encoding of one kind of vocabulary; raises DataError for symbols of another kind."""
 
     required: ClassVar[tuple[str, ...]] = ()  # symbols that every vocabulary of this kind has
     unit: Unit = "bpc"  # the unit of a mean loss
@@ -158,10 +159,11 @@ class Codec:
 
 
 class ByteCodec(Codec):
-    """The encoding of UTF-8 text as bytes; symbols are decimal strings, as in the authors' files.
+    """The encoding of text as bytes; a symbol is a value in decimal, as in the authors' files.
 
-    A vocabulary without the newline drops newlines, as the authors' protocol does. The loss is then
-    not that of all bytes of the text, and has the published unit: bits per character.
+    If the vocabulary lacks the newline byte, newlines are dropped, as in the authors' preparation
+    of enwik8. The loss then does not cover every byte, so its unit is that of the paper: bits per
+    character.
     """
 
     def __init__(self, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]):
@@ -176,7 +178,7 @@ class ByteCodec(Codec):
         self._ids[self._bytes] = np.arange(len(symbols))
 
     def encode_blocks(self, blocks, where, end_last_line):
-        """Leaves out newlines without an id; UnknownSymbolError is raised for other such bytes."""
+        """Drops newlines that have no id; raises UnknownSymbolError for other bytes without one."""
         position = 0
         for block in blocks:
             raw = as_bytes(block, where)
@@ -202,7 +204,7 @@ class CharCodec(Codec):
         super().__init__(kind, symbols, tokenizer)
         if any(len(symbol) != 1 for symbol in symbols):
             raise DataError(f"a {kind} vocabulary's symbols must be single characters")
-        self._ids = np.full(0x110000, -1, np.int32)  # the id of every code point
+        self._ids = np.full(0x110000, -1, np.int32)  # the id of every code point, or -1
         self._ids[[ord(symbol) for symbol in symbols]] = np.arange(len(symbols))
 
     def encode_blocks(self, blocks, where, end_last_line):
@@ -284,7 +286,7 @@ class WordCodec(Codec):
 
 
 class SentenceCodec(WordCodec):
-    """The encoding of lines as sentences of words between ``<S>``; unknown words are ``<UNK>``."""
+    """The encoding of lines as sentences with ``<S>`` around each; unknown words are ``<UNK>``."""
 
     required = (BOUNDARY, SENTENCE_UNK)
     unknown = SENTENCE_UNK
@@ -302,7 +304,7 @@ class SentenceCodec(WordCodec):
         for text in whole_words(blocks, where, end_last_line):
             ids = self._ids_of(text.replace("\n", f" {BOUNDARY} "))
             ends = np.flatnonzero(ids == boundary)
-            if BOUNDARY in text:  # a word of the text that ends no sentence
+            if BOUNDARY in text:  # the text has a word <S>, which ends no sentence
                 sizes = [len(line.split()) + 1 for line in text.split("\n")[:-1]]
                 ends = np.cumsum(sizes, dtype=np.int64) - 1
             yield ids, ends
@@ -314,11 +316,11 @@ class SentenceCodec(WordCodec):
 
 
 class IdCodec(Codec):
-    r"""The encoding of the user's own ids, written as their symbols between white space.
+    r"""The encoding of the user's own ids; a text lists their symbols, separated by white space.
 
-    A number that is no symbol is an id: ``C4 17`` is the id of the symbol ``C4``, and the id 17.
-    White space in a symbol is written as in Python, ``\n`` or ``\x20``. If all symbols are single
-    characters and white space is among them, they are written as plain text.
+    A number that is not a symbol is an id: ``C4 17`` is the id of the symbol ``C4``, then the id
+    17. White space inside a symbol is written as in a Python string: ``\n`` or ``\x20``. If every
+    symbol is a single character, and one of them is white space, symbols are not separated.
     """
 
     unit = "ppl"
@@ -353,7 +355,7 @@ class IdCodec(Codec):
         return int(word) if is_id else -1
 
     def decode(self, ids):
-        """Returns the symbols, joined by spaces, or the plain text of which they are characters."""
+        """Returns the symbols, joined by spaces, or without spaces if they are characters."""
         return ("" if self.is_text else " ").join(self._written[i] for i in ids)
 
 

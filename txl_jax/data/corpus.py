@@ -33,7 +33,7 @@ from txl_jax.standard_streams import say
 
 __all__ = ["Corpus", "DataError", "corpus_from_config", "load_corpus"]
 
-CODE_VERSION = 4  # increased when a change gives the same text other tokens or counts
+CODE_VERSION = 4  # is increased if a code change gives a text other tokens or counts
 
 DEFAULT_VOCAB: dict[str, Kind] = {
     "ptb": "word",
@@ -133,7 +133,7 @@ def load_corpus(
 
 
 def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
-    """Loads a corpus, encoded with ``vocab`` or a vocabulary of its own, or raises DataError."""
+    """Loads a corpus, encoded with ``vocab`` or else its own vocabulary, or raises DataError."""
     kind = _kind(data, vocab)
     if vocab is not None and vocab.kind != kind:
         what = f"the model has a vocabulary of kind {vocab.kind!r}, and the corpus {data.name!r} is"
@@ -163,7 +163,7 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
 
 
 def _token_corpus(data: DataConfig, vocab: Vocab | None) -> Corpus:
-    """Returns a corpus of the user's own arrays, with ``vocab`` or a vocabulary of their own."""
+    """Returns a corpus of the user's own arrays, with ``vocab`` or else the arrays' own one."""
     symbols = None if vocab is None else vocab.symbols
     found = tokens.find(data, data_folder(data.cache_dir), symbols)
     sizes = {split: len(flat_tokens(found.splits[split])) for split in SPLITS}
@@ -191,7 +191,7 @@ def _token_corpus(data: DataConfig, vocab: Vocab | None) -> Corpus:
 def find_source(data: DataConfig, vocab: Vocab | None = None) -> Source:
     """Finds, downloads or unpacks the text of a ``data`` section, or raises DataError.
 
-    ``vocab`` is the vocabulary of a model that reads the text.
+    ``vocab`` is the vocabulary of a trained model that will read the text, if there is one.
     """
     if data.name == "tokens":
         raise DataError("data.name = 'tokens': has arrays of ids and no text; name another corpus")

@@ -1,4 +1,4 @@
-"""Reads batches in advance and puts them on device; a batch depends on the step alone."""
+"""Reads batches in advance and puts them on device; the number of a step decides its batch."""
 
 import collections
 import concurrent.futures
@@ -13,7 +13,7 @@ from txl_jax.data.batch import Batch, make_batch
 from txl_jax.data.streams import Streams
 
 GROUP = 1 << 13
-"""The number of tokens that are prefetched together, if a batch has fewer."""
+"""The number of tokens that are prefetched together, if one batch has fewer tokens."""
 
 
 def training_batch(
@@ -23,7 +23,7 @@ def training_batch(
     reset_every: int = 0,
     rows: slice = slice(None),
 ) -> Batch:
-    """Returns the batch of a training step for the streams ``rows``; it depends on the step alone.
+    """Returns the batch of a training step for the streams ``rows``; it depends only on the step.
 
     The memory is emptied at the first segment of an epoch with ``epoch_memory="reset"``, and at
     steps 0, n, 2n, .. with ``reset_every`` n > 0.
@@ -51,7 +51,7 @@ def training_feed(
     """Yields batches of the steps ``start`` .. ``stop - 1`` on device, prefetched by a thread.
 
     With ``per_dispatch`` S > 1 each item has S steps, stacked on a new leading axis.
-    ``read_step`` takes the arguments of :func:`training_batch`.
+    ``read_step`` reads the batch of one step, with the arguments of :func:`training_batch`.
     """
 
     def read(step: int, rows: slice) -> Any:
@@ -70,9 +70,9 @@ def batch_on_device(
 ) -> Any:
     """Returns a batch on device; every process reads only the rows of its own devices, once.
 
-    ``read`` returns the rows of a slice. ``sharding`` is that of every field, or ``None`` for the
-    default device. ``n_rows`` is B. ``axis`` is the axis of the rows: 1 if an axis of steps
-    comes before it.
+    ``read`` takes a slice of rows, and returns this part of the batch. ``sharding`` applies to
+    every field of the batch; ``None`` means the default device. ``n_rows`` is B. ``axis`` is the
+    axis of the rows: 1 if an axis of steps comes before it.
     """
     if sharding is None or sharding.is_fully_addressable:
         return _put(sharding)(read(slice(0, n_rows)))
@@ -92,15 +92,15 @@ def batch_on_device(
 
 @functools.lru_cache(maxsize=8)
 def _put(sharding: jax.sharding.Sharding | None) -> Callable[[Any], Any]:
-    """Returns a function that does ``jax.device_put``, several times as fast for small arrays."""
+    """Returns a function like ``jax.device_put``, but several times as fast for small arrays."""
     return jax.jit(lambda batch: batch, in_shardings=sharding, out_shardings=sharding)
 
 
 def prefetch(items: Iterator[Any], size: int = 2, group: int = 1) -> Generator[Any, None, None]:
     """Yields the given items in order; a thread computes up to ``size`` groups in advance.
 
-    Larger groups are faster if items are small. Errors are raised in order, too. Closing the
-    generator ends the thread.
+    Larger groups are faster if items are small. An error of ``items`` is raised after the items
+    before it. Closing the generator ends the thread.
     """
 
     def next_group() -> tuple[list[Any], BaseException | None]:

@@ -67,7 +67,7 @@ class DeviceText(flax.struct.PyTreeNode):
 
 
 def check_single_process(devices: Sequence[jax.Device]) -> None:
-    """Raises ConfigError if the devices are those of several processes."""
+    """Raises ConfigError if the devices belong to several processes."""
     if len({device.process_index for device in devices}) > 1:
         raise ConfigError(
             "config key train.text_on_device: needs a single process; leave the key out"
@@ -75,9 +75,10 @@ def check_single_process(devices: Sequence[jax.Device]) -> None:
 
 
 def device_text(streams: Streams, soft: SoftTargets | None = None) -> DeviceText:
-    """Returns the text of training streams (not of sentences), which is not on a device yet.
+    """Returns the text of training streams as host arrays; the streams must not be sentences.
 
-    ``soft`` [N,k] has targets for every token of the split; tokens in no stream are left out.
+    ``soft`` [N,k] has soft targets for every token of the split. Tokens that are in no stream are
+    left out.
     """
     b, n = streams.batch_size, streams.targets_per_stream + 1
     rows, documents = streams.rows, streams.rows.documents

@@ -7,8 +7,8 @@ each epoch at a random token of its text and wraps around:
                                                                   targets  4 0   1 2
 
 Sentences have a new random order in each row and epoch: the row's shards of 1024 sentences are
-shuffled, and so are the sentences in a shard. The published benchmark is already shuffled, so the
-range of a row is a random sample of it.
+shuffled, and so are the sentences in a shard. No sentence moves to another row. The published
+benchmark is already shuffled, so each row has a random sample of its sentences.
 
     row b        |  shard 0  |  shard 1  |  shard 2 |        fixed
     epoch e      | 2: 5 0 3… | 0: 9 1 7… | 1: 4 8…  |        drawn from (seed, e, b)
@@ -23,7 +23,7 @@ from txl_jax.data.pieces import Pieces
 from txl_jax.data.rows import row_bounds
 
 SHARD = 1024  # sentences
-_KEPT = 2  # shuffled shards of each row: the one being read, and the one before it
+_KEPT = 2  # shuffled shards kept for each row: the current shard, and the shard before it
 
 
 class InOrder:
@@ -34,7 +34,11 @@ class InOrder:
         return 0
 
     def places(self, epoch: int, rows: range, place: np.ndarray) -> np.ndarray:
-        """Returns where in R rows' texts an epoch's tokens number ``place`` [W] are: int [R,W]."""
+        """Returns the positions in R rows' texts of the tokens that an epoch reads: int [R,W].
+
+        ``place`` [W] counts the tokens of a row in the order in which the epoch reads them. If the
+        order is the same in all rows, the result can be [W].
+        """
         return place
 
 

@@ -1,21 +1,21 @@
 """Pieces of a token array: the documents of a text, or its sentences.
 
-A document is a song, a protein, an episode or an article. Memory is reset where one begins, so no
-query attends across a boundary. No target crosses a boundary either: the first token of a document
-is an input only. For starts 0, 4 and 6:
+A document is, for example, a song, a protein, an episode or an article. Memory is reset where a
+document begins, so no query attends across a boundary. No target crosses a boundary either: the
+first token of a document is only an input. For starts 0, 4 and 6:
 
     inputs     5 6 7 8 | 2 3 | 4 4 4
     targets    6 7 8 . | 3 . | 4 4            a point has weight 0
 
-A separator ends a document as a target, and begins the next document as an input (``shared``). So
-every token but the first is a target. For the separator 0:
+A separator is shared by two documents (``shared=True``): as a target it ends a document, and as an
+input it begins the next. Every token but the first is then a target. For the separator 0:
 
     inputs     0 5 6 | 0 2 3 | 0 4            starts 0, 3 and 6
     targets    5 6 0 | 2 3 0 | 4 0
 
-Sentences (One Billion Word) share the ``<S>`` between them, and memory is carried from one to the
-next. In TF's stream (protocol ``double``) there are two ``<S>`` between sentences, and a sentence
-is ``<S> it rained <S> <S>``.
+Sentences (One Billion Word) share the ``<S>`` between them, and memory is carried over to the next
+sentence. In TF's stream (protocol ``double``) there are two ``<S>`` between sentences, and a
+sentence is ``<S> it rained <S> <S>``.
 
     <S> the cat sat <S> it rained <S> yes <S>        6 words, 3 sentences, 9 targets
 """
@@ -52,8 +52,8 @@ class Pieces(Sequence[np.ndarray]):
     Attributes:
       ids: 1-D ids of all pieces, perhaps memory-mapped.
       starts: int64 [n], the position where each piece begins, from 0 on.
-      shared: whether the first token of a piece is also the last target of the one before it.
-      kind: ``documents``, ``sentences`` (shared, and memory is carried from one to the next), or
+      shared: whether the first token of a piece is also the last target of the piece before it.
+      kind: ``documents``, ``sentences`` (shared, and memory is carried to the next sentence), or
         ``tokens``, a plain text, which is one piece.
     """
 
@@ -74,7 +74,7 @@ class Pieces(Sequence[np.ndarray]):
         return f"Pieces({len(self):,} {self.kind}, {len(self.ids):,} tokens)"
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns a piece as 1-D ids, with the token it shares, or the pieces of a slice."""
+        """Returns a piece as 1-D ids, with a token it shares with the next, or a slice's pieces."""
         if isinstance(index, slice):
             first, last, step = index.indices(len(self))
             if step == 1:
@@ -95,18 +95,22 @@ class Pieces(Sequence[np.ndarray]):
         return Pieces(ids, starts - begin, self.shared, self.kind)
 
     def with_ids(self, ids: np.ndarray) -> "Pieces":
-        """Returns pieces of other ids that begin at the same positions."""
+        """Returns pieces that begin at the same positions in another array of ids."""
         return Pieces(ids, self.starts, self.shared, self.kind)
 
     @property
     def n_targets(self) -> int:
-        """The number of targets: all tokens but the first of each piece, or of all if shared."""
+        """The number of targets: all tokens but the first token of each piece.
+
+        If pieces share tokens, it is all tokens but the first token of the first piece.
+        """
         return len(self.ids) - (1 if self.shared else len(self))
 
     def edges(self, index: np.ndarray) -> np.ndarray:
-        """Returns the positions where pieces begin; for n, where the last one ends: int64 [...].
+        """Returns the positions where the pieces ``index`` begin: int64 [...].
 
-        The last ``<S>`` of a text begins no sentence, so the last sentence ends before it.
+        For the index n, it returns where the last piece ends. The last ``<S>`` of a text begins no
+        sentence, so the last sentence ends before this ``<S>``.
         """
         end = len(self.ids) - (self.kind == "sentences")
         return np.where(index < len(self), self.starts.take(index, mode="clip"), end)
@@ -122,7 +126,10 @@ Split = np.ndarray | Pieces
 
 
 def as_pieces(split: Split, name: str = "tokens") -> Pieces:
-    """Returns a split as pieces (a plain text is one); raises DataError unless ids are integers."""
+    """Returns a split as pieces; a plain text is one piece.
+
+    Raises DataError unless the ids are 1-D integers.
+    """
     if not isinstance(split, Pieces):
         split = Pieces(np.asanyarray(split), np.zeros(1, np.int64), True, "tokens")
     ids = split.ids
@@ -146,9 +153,9 @@ def flat_tokens(split: Split) -> np.ndarray:
 
 
 def running_text(split: Split) -> Any:
-    """Returns the ids of documents one after another, 1-D; other splits are returned unchanged.
+    """Returns documents joined as 1-D ids; a split without documents is returned unchanged.
 
-    The first call for documents prints a note, because analyses then attend across boundaries.
+    The first call for documents prints a note, because attention then crosses their boundaries.
     """
     if as_pieces(split).kind != "documents":
         return split
@@ -163,7 +170,7 @@ def _note_running_text() -> None:
 
 
 def separated(tokens: np.ndarray, separator: int, where: str) -> Pieces:
-    """Returns the documents between separators in tokens [N]; raises DataError if none occurs.
+    """Returns the documents between separators in tokens [N]; raises DataError without separators.
 
     A separator at the end of the tokens begins no document.
     """
@@ -176,7 +183,7 @@ def separated(tokens: np.ndarray, separator: int, where: str) -> Pieces:
 
 
 def ended_at(ids: np.ndarray, ends: np.ndarray) -> Pieces:
-    """Returns documents that end at the positions ``ends``, whose tokens also begin the next."""
+    """Returns documents that end at positions ``ends``; the tokens there also begin the next."""
     starts = ends[(ends > 0) & (ends < len(ids) - 1)]
     return Pieces(ids, np.insert(starts, 0, 0), shared=True)
 
@@ -184,7 +191,7 @@ def ended_at(ids: np.ndarray, ends: np.ndarray) -> Pieces:
 def separator_ends(ids: np.ndarray, separator: np.ndarray) -> np.ndarray:
     """Returns the positions in ids [n] of the last token of each separator, integers [m].
 
-    Two separators share no token: three line ends have one separator of two line ends.
+    Separators do not overlap: three line ends contain only one separator of two line ends.
     """
     k, ends = len(separator), list[int]()
     if not 0 < k <= len(ids):
@@ -197,7 +204,7 @@ def separator_ends(ids: np.ndarray, separator: np.ndarray) -> np.ndarray:
 
 
 def check_starts(starts: np.ndarray, n_tokens: int, where: str) -> None:
-    """Raises DataError unless starts are integers [n] that increase from 0, by two or more."""
+    """Raises DataError unless starts [n] begin with 0 and every document has 2 or more tokens."""
     as_positions(starts, f"{where}: the array")
     if not len(starts) or starts[0] != 0:
         raise DataError(f"{where}: the first start of a document must be 0")
@@ -214,9 +221,10 @@ def split_edges(
 ) -> list[int]:
     """Returns the indices of the first documents of train, valid and test, and n.
 
-    ``starts`` [n] are the positions of the documents in a text of length ``total``, which is cut as
-    near to the fractions as possible. Every split with a fraction above 0 gets at least one
-    document, and any other split none. Raises DataError for too few documents.
+    ``starts`` [n] are the positions of the documents in a text of length ``total``. The text is cut
+    between documents, as near to the fractions as possible. The valid or test split gets at least
+    one document if its fraction is above 0, and otherwise none. Raises DataError for too few
+    documents.
     """
     n, cut = len(starts), [fraction > 0 for fraction in (valid_fraction, test_fraction)]
     if n <= sum(cut):

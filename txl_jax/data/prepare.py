@@ -1,9 +1,9 @@
-"""Prepares the text of a source as a vocabulary and token files.
+"""Encodes the text of a source, and stores the vocabulary and the tokens in files.
 
 The tokens are in ``train.npy``, …. For sentences, ``train.offsets.npy``, … have the positions where
 each sentence begins and the last one ends. The numbers of tokens, lines, words, bytes and symbols
-are counted, and compared with published ones. These counts and notes on the text are kept in
-``corpus.json``, so that each run can print them.
+are counted, and compared with published numbers. These counts and notes on the text are kept in
+``corpus.json``, and each run prints them.
 """
 
 import codecs
@@ -34,8 +34,8 @@ def prepare(
 ) -> None:
     """Prepares a source's corpus in ``folder`` unless the folder exists, or raises DataError.
 
-    ``identity`` is written to ``corpus.json``. The text is encoded with ``vocab``, or, if
-    ``vocab`` is ``None``, with the vocabulary of the source itself.
+    ``identity`` is written to ``corpus.json``. The text is encoded with ``vocab``, or, if ``vocab``
+    is ``None``, with the text's own vocabulary.
     """
 
     def fill(unfinished: Path) -> None:
@@ -58,7 +58,7 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
         return watched(source.blocks(split), f"{source.name}: {what} {split}", source.size(split))
 
     if given is not None and kind == "tokenizer":
-        own = given  # it does not depend on the text
+        own = given  # a tokenizer does not depend on the text
     else:
         counted = {split: blocks(split, "counting") for split in source.counted}
         if kind == "word" and source.has_documents:
@@ -104,7 +104,7 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
 
 
 def report(record: Mapping[str, Any], label: str, symbols: int, bytes_asked_for: bool) -> None:
-    """Prints once what a prepared corpus has, given its ``corpus.json``, and notes on its text."""
+    """Prints once the sizes and notes in ``record``, the ``corpus.json`` of a prepared corpus."""
     info, found, protocol = record["info"], record.get("found", {}), record["protocol"]
     sizes = " / ".join(f"{info['tokens'][split]:,}" for split in SPLITS)
     said = [f"{label}: {sizes} tokens (train / valid / test), {symbols:,} symbols"]
@@ -129,7 +129,7 @@ def report(record: Mapping[str, Any], label: str, symbols: int, bytes_asked_for:
 
 
 def _ended(documents: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields documents, each with a line end after it, so that no word goes on in the next one."""
+    """Yields each document, then a line end, so that no word continues in the next document."""
     for document in documents:
         yield from (document, b"\n")
 
@@ -151,7 +151,7 @@ def _vocab(kind: Kind, source: Source, texts: list[Iterator[bytes]]) -> Vocab:
 
 
 def _wrong_counts(source: Source, found: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Returns a text for each count that differs from the published one.
+    """Returns a message for each count that differs from the published count.
 
     Raises DataError if a count differs although the files are the published ones.
     """
@@ -172,7 +172,7 @@ def _wrong_counts(source: Source, found: Mapping[str, Mapping[str, int]]) -> lis
 def _write_documents(
     source: Source, documents: Iterable[bytes], vocab: Vocab, where: str, path: Path
 ) -> tuple[int, int, collections.Counter[str]]:
-    """Writes the ids of documents and where each begins.
+    """Writes the ids of documents, and the positions where the documents begin.
 
     Returns the number of tokens, the number of documents that are left out, and the counts
     (:func:`_counted`) of the other documents. Without a separator, documents of fewer than two
@@ -242,7 +242,7 @@ def _check_new_word(document: bytes, separator: str, name: str) -> None:
 def _write_sentences(
     blocks: Iterable[bytes], vocab: Vocab, where: str, path: Path, double: bool
 ) -> int:
-    """Writes the ids of sentences and where each begins; returns the number of targets."""
+    """Writes ids of sentences and the positions where they begin; returns how many are targets."""
     starts: list[np.ndarray] = []
 
     def ids() -> Iterator[np.ndarray]:
@@ -261,13 +261,13 @@ def _write_sentences(
 def double_boundaries(
     parts: Iterable[tuple[np.ndarray, np.ndarray]],
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Doubles each boundary but the first in ids of sentences; also yields where sentences begin.
+    """Yields ids with each ``<S>`` but the first doubled, and the positions where sentences begin.
 
         <S> the cat <S> it rained <S>           <S> the cat <S> <S> it rained <S> <S>
          ^           ^             ^     ──▶     ^               ^                 ^
 
-    In the TensorFlow code, the text has one ``<S>`` fewer at its end. Here all sentences have the
-    same form, so that they can be put in any order. ``parts`` is the result of
+    In the TensorFlow code, the text has one ``<S>`` fewer at its end. Here every sentence ends with
+    two ``<S>``, so that sentences can be put in any order. ``parts`` is the result of
     :meth:`Vocab.encode_sentences`.
     """
     first = True

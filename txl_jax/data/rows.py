@@ -16,11 +16,11 @@
     As in the published code, the remainder of the tokens is dropped, and so is the target that
     would cross from one stream into the next (5 here).
 
-Documents and sentences are not cut: each row has whole ones, and all rows have about the same
-number of tokens. But in training, documents are cut like a plain text, and memory is also reset
-where a row begins. With ``drop_remainder``, sentences are laid out as in the authors' code: each
-row takes the next sentence when it needs one, and the pass ends with the last segment that is full
-in all rows.
+Without ``drop_remainder``, documents and sentences are not cut: each row has complete documents or
+sentences, and all rows have about the same number of tokens. With ``drop_remainder``, documents are
+cut like a plain text, as in training, and memory is also reset where a row begins. Sentences are
+then laid out as in the authors' code: when a row needs more tokens, it takes the next sentence of
+the text. The pass ends with the last segment that is full in all rows.
 """
 
 import contextlib
@@ -37,17 +37,17 @@ from txl_jax.data.symbols import check_ids
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rows:
-    """The texts of B streams."""
+    """The texts of B streams, as ranges of one array of ids."""
 
     ids: np.ndarray  # 1-D ids, in which each row is a range
     first: np.ndarray  # int64 [B], the position of each row's first token
     ends: np.ndarray  # int64 [B], the number of targets of each row, from its second token on
     documents: Pieces | None = None  # the documents in ``ids``
-    has_past: bool = True  # whether memory may hold the tokens before a row where it begins
+    has_past: bool = True  # whether a row's memory may hold the tokens before the row
 
     @property
     def n_targets(self) -> int:
-        """The number of targets; those that would cross a boundary of documents do not count."""
+        """The number of targets, without targets that would cross a boundary of documents."""
         n = int(self.ends.sum())
         if self.documents is None or self.documents.shared:
             return n
@@ -65,9 +65,9 @@ def lay_out(
     vocab_size: int | None,
     key: str = "batch_size",
 ) -> Rows:
-    """Returns the rows of a text; raises DataError if it is too short, or for an id outside V.
+    """Returns the rows of a text, or raises DataError if it is too short or an id is not below V.
 
-    ``key`` is the setting of the batch size, for errors.
+    Errors name the text ``name``, and the setting of the batch size ``key``.
     """
     n, even = len(pieces.ids), drop_remainder or pieces.kind == "tokens"
     most, what = n // 2 if drop_remainder else n - 1, f"{n:,} tokens"
@@ -97,7 +97,7 @@ def lay_out(
 
 
 def separate_rows(texts: Sequence[np.ndarray], batch_size: int) -> Rows:
-    """Returns the rows of independent texts, of which there may be fewer than B."""
+    """Returns B rows, one for each of up to B independent texts; the other rows are empty."""
     sizes = np.array([len(text) for text in texts] + [1] * (batch_size - len(texts)))
     first = np.minimum(np.cumsum(sizes) - sizes, sum(map(len, texts)))
     return Rows(np.concatenate(texts), first, sizes - 1, has_past=False)
@@ -112,7 +112,7 @@ def _even_rows(pieces: Pieces, batch_size: int, drop_remainder: bool) -> Rows:
 
 
 def _whole_rows(pieces: Pieces, batch_size: int) -> Rows:
-    """Returns rows that begin with a piece; if there are too few documents, some rows are empty."""
+    """Returns rows of complete pieces; if there are fewer documents than rows, some are empty."""
     edges = pieces.edges(row_bounds(pieces, batch_size))
     stops = np.minimum(edges[1:], len(pieces.ids) - 1) if pieces.shared else edges[1:] - 1
     ends = np.maximum(stops - edges[:-1], 0)
@@ -122,13 +122,16 @@ def _whole_rows(pieces: Pieces, batch_size: int) -> Rows:
 
 
 def row_bounds(pieces: Pieces, batch_size: int) -> np.ndarray:
-    """Returns the first piece of each row, for rows of nearly equal length: int64 [B+1]."""
+    """Divides pieces into B rows of nearly equal length; returns their bounds: int64 [B+1].
+
+    Row b has the pieces ``bounds[b]`` .. ``bounds[b + 1] - 1``.
+    """
     n, rows = len(pieces), np.arange(batch_size + 1)
     even = rows * int(pieces.edges(np.array(n))) // batch_size
     after = np.clip(np.searchsorted(pieces.starts, even), 1, n)
     nearer_before = even - pieces.edges(after - 1) < pieces.edges(after) - even
     bounds = np.where(nearer_before, after - 1, after)
-    if pieces.kind == "sentences":  # each row gets at least one
+    if pieces.kind == "sentences":  # each row gets at least one sentence
         bounds = np.maximum.accumulate(bounds - rows) + rows
         bounds = np.minimum(bounds, n - batch_size + rows)
     bounds[0], bounds[-1] = 0, n

@@ -1,23 +1,24 @@
 """Cuts B parallel streams into segments of T tokens; :mod:`txl_jax.data.rows` has a picture.
 
-Training step s takes segment ``s % n_segments`` of epoch ``s // n_segments``, so the step is the
-only state. A model without memory reads the last C = ``context_len`` tokens of the stream again.
-For C = 3, T = 2 and a stream 0 1 2 3 4 with 4 targets:
+Training step s takes segment ``s % n_segments`` of epoch ``s // n_segments``, so the number of the
+step is the only state. A model without memory reads the C = ``context_len`` tokens before each
+segment again. For C = 3, T = 2 and a stream 0 1 2 3 4 with 4 targets:
 
                  context   segment
       segment 0    . . .     0 1      the stream starts at index 3
       segment 1    . 0 1     2 3      the stream starts at index 1
 
-With fixed segments, the gradient of some tokens' loss never reaches far back. Merity et al. 2018
-(variable length backpropagation) therefore draw a length for each segment. The limits of the
-lengths are those of the published Transformer-XL code. For T = 70 and s = 5:
+If all segments have the same length, some tokens are near the start of their segment in every
+epoch, and the gradient of their loss never reaches far back. Merity et al. 2018 (variable length
+backpropagation) therefore draw a random length for each segment. The limits of the lengths are
+those of the published Transformer-XL code. For T = 70 and s = 5:
 
     length   N(T, s), or one time in twenty N(T/2, s); truncated to an integer in 5 .. T+3s
     arrays   T + 3s positions, a shorter segment is right padded
     epoch 0  |------ 68 ------|------- 73 -------|-- 33 --|------ 71 ------| ..
 
-The lengths of an epoch are drawn from (seed, epoch). Epochs have different numbers of segments,
-since the last segment of each ends at the end of the streams.
+The lengths depend only on (seed, epoch). The last segment of an epoch ends where the streams end,
+so epochs have different numbers of segments.
 """
 
 import bisect
@@ -38,7 +39,7 @@ from txl_jax.messages import fields_repr, short_repr
 
 MIN_LENGTH = 5
 HALF = 0.05  # the probability that a length is drawn around T/2
-_LENGTHS = 0x1E57  # makes these random numbers independent of others with the same seed
+_LENGTHS = 0x1E57  # makes lengths independent of other random numbers of the seed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,9 +57,9 @@ class Segment:
     Attributes:
       inputs: int32 [B, C+T], the context and the segment; 0 before the start of a stream.
       targets: int32 [B, T], the token after each of the last T inputs.
-      weights: float32 [B, T], 1, or 0 for padding, where inputs and targets are also 0. A target
-        that would cross a boundary of documents has weight 0 too.
-      starts: bool [B, C+T], True at the first token of a stream; the argument ``reset`` of a model.
+      weights: float32 [B, T], 1 for targets and 0 for padding, where inputs and targets are also
+        0. A target that begins a document has weight 0 too, unless documents share this token.
+      starts: bool [B, C+T], True at the first token of a stream; a model gets it as ``reset``.
       first: True for the first segment of a pass, which must be read with an empty memory.
       resets: bool [B, C+T], True where a document begins; ``None`` without documents.
       lengths: int32 [B], the number of real inputs of each row; ``None`` without documents.
@@ -82,13 +83,13 @@ class Streams:
         self, rows: Rows, seg_len: int, context_len: int = 0, order: InOrder | None = None
     ):
         """Stores the rows; ``order`` decides in which order an epoch reads each row's tokens."""
-        mapped = isinstance(rows.ids, np.memmap)  # as a plain array, a memmap is read faster
+        mapped = isinstance(rows.ids, np.memmap)  # a memmap is read faster as a plain array
         self._ids = rows.ids.view(np.ndarray) if mapped else rows.ids
         self.rows, self.order = rows, order or InOrder()
         self.batch_size, self.seg_len, self.context_len = len(rows.first), seg_len, context_len
-        self.width = seg_len  # the number of targets for which the arrays have room
+        self.width = seg_len  # the number of targets in a segment's arrays, with padding
         self.n_targets, self.targets_per_stream = rows.n_targets, int(rows.ends.max())
-        self.n_segments = -(-self.targets_per_stream // seg_len)  # of one pass
+        self.n_segments = -(-self.targets_per_stream // seg_len)  # of one pass over the text
 
     def __iter__(self) -> Iterator[Segment]:
         return map(self.segment, range(self.n_segments))
@@ -112,13 +113,13 @@ class Streams:
         return step / self.n_segments
 
     def window(self, start: int, n: int, rows: slice = slice(None), epoch: int = 0) -> Segment:
-        """Returns targets ``start`` .. ``start + n - 1`` of each stream, right padded."""
+        """Returns the segment of targets ``start`` .. ``start + n - 1``, right padded."""
         c, first = self.context_len, self.rows.first[rows, None]
         real = np.minimum(np.maximum(self.rows.ends[rows] - start, 0), n)  # np.clip takes longer
         place = np.arange(start - c, start + self.width + 1)
         which = range(*rows.indices(self.batch_size))
         at = first + self.order.places(epoch, which, place)
-        tokens = self._ids.take(at, mode="clip").astype(np.int32)  # clips padding only
+        tokens = self._ids.take(at, mode="clip").astype(np.int32)  # only padding is out of range
         column, before = np.arange(c + self.width), max(c - start, 0)
         filled = (column >= before) & (column < np.where(real, c + real, 0)[:, None])
         of_target = filled[:, c:]
@@ -133,7 +134,7 @@ class Streams:
         return Segment(*arrays, scored.astype(np.float32), starts, first=start == 0, **more)
 
     def preceding_tokens(self, stream: int, n: int) -> np.ndarray:
-        """Returns up to n tokens of the text before the first token of a stream."""
+        """Returns up to n tokens that come before the first token of a stream in the text."""
         begin = int(self.rows.first[stream])
         return self._ids[max(begin - n, 0) if self.rows.has_past else begin : begin]
 
@@ -151,7 +152,7 @@ class Streams:
 
 
 def drawn_lengths(seed: int, epoch: int, n: int, seg_len: int, std: float) -> np.ndarray:
-    """Draws the first n lengths of segments of an epoch, int64 [n]."""
+    """Draws the lengths of the first n segments of an epoch: int64 [n]."""
     rng = np.random.default_rng([seed, _LENGTHS, epoch])
     mean = np.where(rng.random(n) < HALF, seg_len / 2, seg_len)
     lengths = rng.normal(mean, std).astype(np.int64)
@@ -159,7 +160,7 @@ def drawn_lengths(seed: int, epoch: int, n: int, seg_len: int, std: float) -> np
 
 
 class DrawnLengths(Streams):
-    """Streams in segments of random lengths; ``std`` is s > 0, in tokens."""
+    """Streams in segments of random lengths; ``std`` is s > 0 of N(T, s), in tokens."""
 
     def __init__(
         self, rows: Rows, seg_len: int, context_len: int, order: InOrder, std: float, seed: int
@@ -169,11 +170,11 @@ class DrawnLengths(Streams):
         self.width = longest_segment(seg_len, std)
         self._bounds = functools.lru_cache(maxsize=2)(self._draw_bounds)
         self.n_segments = len(self._bounds(0)) - 1
-        self._first_steps = [0]  # of each epoch counted so far, and of the next
+        self._first_steps = [0]  # first steps of the epochs counted so far and of the next
         self._lock = threading.Lock()  # the prefetch thread and the log both look up steps
 
     def epochs(self, step: int) -> float:
-        """Returns the number of passes over the text after a number of steps, by tokens."""
+        """Returns the number of passes over the text after some steps, measured in tokens."""
         start, _, epoch = self.span_at(step)
         return epoch + start / self.targets_per_stream
 
@@ -207,12 +208,11 @@ def ordered_streams(
     context_len: int | np.integer = 0,
     key: str = "batch_size",
 ) -> Streams:
-    """Returns the streams of a split in its order, for scoring.
+    """Returns the streams of a split for scoring, in the order of the text.
 
-    ``name`` and ``key``, the setting of the batch size, are for errors.
-
-    Ids must be below ``vocab_size``, V, if it is given. Raises DataError if arguments or ids are
-    out of range, or if there are too few tokens.
+    If ``vocab_size``, V, is given, every id must be below V. Raises DataError if arguments or ids
+    are out of range, or if there are too few tokens. Errors name the split ``name``, and the
+    setting of the batch size ``key``.
     """
     b, t, c = _sizes(batch_size, seg_len, context_len)
     pieces = as_pieces(split, name or "tokens")
@@ -233,11 +233,12 @@ def shuffled_streams(
     context_len: int = 0,
     key: str = "batch_size",
 ) -> Streams:
-    """Returns the streams of a split for training, with sentences in a random order.
+    """Returns the streams of a split for training; sentences are in a random order.
 
-    ``seed`` decides the order of sentences, and the shifts and the lengths of segments of a
-    continuous text. Lengths are drawn if ``seg_len_std`` s > 0. Other arguments and errors are
-    those of :func:`ordered_streams`. A stream may begin inside a document.
+    Any other text keeps its order. With ``partial_shuffle`` each of its streams begins an epoch at
+    a random token, and with ``seg_len_std`` s > 0 its segments have random lengths. ``seed``
+    decides everything that is random. Other arguments and errors are those of
+    :func:`ordered_streams`. A stream may begin inside a document.
     """
     b, t, c = _sizes(batch_size, seg_len, context_len)
     pieces = as_pieces(split, name or "tokens")
@@ -273,7 +274,7 @@ def segments(
 
 
 def _sizes(batch_size: Any, seg_len: Any, context_len: Any) -> list[int]:
-    """Returns the sizes as ``int``, since arithmetic with a NumPy integer may overflow."""
+    """Returns the sizes as ``int``, because arithmetic with a NumPy integer can overflow."""
     given = {"batch_size": batch_size, "seg_len": seg_len, "context_len": context_len}
     for key, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer):

@@ -9,13 +9,13 @@ from txl_jax.data.errors import DataError
 
 Kind = Literal["byte", "char", "letter", "word", "sentence", "subword", "tokenizer", "id"]
 
-EOS = "<eos>"  # a line's end among words; id 0 if this program counts the words
-UNK = "<unk>"  # unknown words, if the counted text has this symbol
-BOUNDARY = "<S>"  # between two sentences: the first one's end and the next one's start
-SENTENCE_UNK = "<UNK>"  # unknown words in sentences
-SPACE = "_"  # white space among letters
+EOS = "<eos>"  # ends each line of words; its id is 0 if this program counts the words
+UNK = "<unk>"  # stands for unknown words, if the counted text has this symbol
+BOUNDARY = "<S>"  # ends a sentence, and begins the next sentence
+SENTENCE_UNK = "<UNK>"  # stands for unknown words in sentences
+SPACE = "_"  # stands for white space in a text of letters
 CHUNK = 1 << 20  # the number of tokens that are checked at a time
-BYTES = {str(value): value for value in range(256)}  # symbol to value
+BYTES = {str(value): value for value in range(256)}  # from the symbol of a byte to its value
 
 
 class UnknownSymbolError(DataError):
@@ -35,7 +35,7 @@ def readable(kind: str, symbol: str) -> str:
 
 
 def check_ids(name: str, tokens: np.ndarray, vocab_size: int | None) -> None:
-    """Raises DataError with the first position of an id that is not from 0 to V-1.
+    """Raises DataError, with the first wrong position, unless all ids are from 0 to V-1.
 
     If ``vocab_size`` (V) is ``None``, every id must fit into int32.
     """
@@ -51,7 +51,7 @@ def check_ids(name: str, tokens: np.ndarray, vocab_size: int | None) -> None:
 
 
 def scan_ids(tokens: np.ndarray, vocab_size: int) -> tuple[int, int | None]:
-    """Returns the largest id, and the index of the first id that is not from 0 to V-1, if any."""
+    """Returns the largest id, and the index of the first id outside 0 .. V-1 or ``None``."""
     largest = 0
     for start, part in chunks(tokens):
         if part.min() < 0 or part.max() >= vocab_size:
@@ -61,6 +61,6 @@ def scan_ids(tokens: np.ndarray, vocab_size: int) -> tuple[int, int | None]:
 
 
 def chunks(tokens: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the parts of a 1-D array, which may be memory-mapped, with each one's first index."""
+    """Yields consecutive parts of a 1-D array, perhaps memory-mapped, as (first index, part)."""
     for start in range(0, len(tokens), CHUNK):
         yield start, np.asarray(tokens[start : start + CHUNK])

@@ -1,11 +1,12 @@
-"""Encodes text as the tokens of a ``tokenizer.json``, the file of Hugging Face's ``tokenizers``.
+"""Encodes text with a ``tokenizer.json``, a file of Hugging Face's package ``tokenizers``.
 
-A text is encoded line by line, without the special tokens that a tokenizer adds around a text. A
-special token that is written in the text is one token. Truncation and padding are turned off.
+A text is encoded line by line. The special tokens that a tokenizer can add before and after a text
+are left out. A special token that is written in the text itself becomes one token. Truncation and
+padding are turned off.
 
 Subwords are frequent pieces of words, learnt from a text by byte pair encoding (Sennrich et al.
 2016) over the bytes of UTF-8 (Radford et al. 2019). The first symbols are the 256 bytes, so every
-text can be encoded, and decoding works without ``tokenizers``.
+text can be encoded. Decoding subwords does not need the package ``tokenizers``.
 """
 
 import functools
@@ -109,7 +110,7 @@ def read_tokenizer(path: Path) -> tuple[list[str], dict[str, Any]]:
 def whole_lines(blocks: Iterable[bytes | str], where: str = "text") -> Iterator[list[str]]:
     """Yields lists of lines with their ends; lines longer than LONGEST characters are cut."""
     kept = ""
-    for text in decode_utf8(blocks, where, any_character=True):  # every character has tokens
+    for text in decode_utf8(blocks, where, any_character=True):  # tokenizers accept NUL too
         *ended, kept = (kept + text).split("\n")
         parts = [part for line in ended for part in _parts(line + "\n")]
         *whole, kept = _parts(kept) or [""]
@@ -124,7 +125,7 @@ def _parts(line: str) -> list[str]:
 
 
 def train_tokenizer(blocks: Iterable[bytes | str], vocab_size: int) -> dict[str, Any]:
-    """Learns the tokenizer of a text and returns its JSON; a short text gives fewer symbols."""
+    """Learns a tokenizer of up to ``vocab_size`` symbols from a text, and returns it as a dict."""
     library = import_tokenizers()
     byte_level = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer = library.Tokenizer(library.models.BPE())
@@ -137,7 +138,7 @@ def train_tokenizer(blocks: Iterable[bytes | str], vocab_size: int) -> dict[str,
 
 
 class SubwordCodec(TokenizerCodec):
-    """The encoding of pieces of words, which include the space before them, by a tokenizer."""
+    """The encoding of text as subwords; the space before a word is a part of its first subword."""
 
     def __init__(self, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]):
         super().__init__(kind, symbols, tokenizer)
@@ -155,7 +156,7 @@ class SubwordCodec(TokenizerCodec):
 
 
 def tokenizer_symbols(tokenizer: Mapping[str, Any]) -> list[str]:
-    """Returns a byte-level tokenizer's symbols in id order; raises DataError for any other."""
+    """Returns a byte-level tokenizer's symbols in id order, or raises DataError for another one."""
     try:
         ids = tokenizer["model"]["vocab"]
         tokens = sorted(ids, key=ids.__getitem__)
@@ -170,7 +171,7 @@ def tokenizer_symbols(tokenizer: Mapping[str, Any]) -> list[str]:
 
 
 def bytes_to_symbol(raw: bytes) -> str:
-    """Converts bytes to a symbol; different bytes have different symbols."""
+    """Converts the bytes of a token to a symbol; different bytes give different symbols."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:

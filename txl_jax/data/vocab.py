@@ -1,7 +1,8 @@
 """Defines vocabularies, which give each symbol of a text an id.
 
-Bytes, letters and words that are counted here have the authors' order, by decreasing frequency and
-then by first occurrence. So ids, adaptive cutoffs and converted models agree with the authors'.
+Bytes, letters and words that this module counts get their ids in the order of the authors' code: by
+decreasing frequency, and then by first occurrence. Ids and adaptive cutoffs are therefore the same
+as in that code, and its models can be converted.
 """
 
 import collections
@@ -46,7 +47,8 @@ class Vocab:
     Attributes:
       kind: the way in which text is cut into symbols, see the classes in :data:`CODECS`.
       symbols: the symbols in the order of their ids.
-      tokenizer: the JSON of a ``subword`` or ``tokenizer`` vocabulary (data/tokenizer.py).
+      tokenizer: the content of a ``tokenizer.json`` for the kinds ``subword`` and ``tokenizer``
+        (data/tokenizer.py); ``None`` for other kinds.
     """
 
     kind: Kind
@@ -66,7 +68,10 @@ class Vocab:
 
     @classmethod
     def from_symbols(cls, symbols: Iterable[str]) -> "Vocab":
-        """Returns the vocabulary of another program's model; infers its kind, never tokenizer."""
+        """Returns a vocabulary with the ``symbols`` of another program's model; infers its kind.
+
+        The kind is letter, char, byte, sentence or word.
+        """
         listed = list(symbols)
         found = set(listed)
         if all(len(symbol) == 1 for symbol in listed):
@@ -84,13 +89,19 @@ class Vocab:
 
     @classmethod
     def from_counted_bytes(cls, *texts: Iterable[bytes], newline: bool = True) -> "Vocab":
-        """Counts the bytes of texts in blocks; ``newline=False`` leaves out the newline byte."""
+        """Returns a vocabulary of the bytes that occur in ``texts``, which are read in blocks.
+
+        ``newline=False`` leaves the newline byte out of the vocabulary.
+        """
         values = bytes_by_frequency(itertools.chain(*texts))
         return cls("byte", [str(value) for value in values if newline or value != NEWLINE])
 
     @classmethod
     def from_letters(cls, *texts: Iterable[bytes]) -> "Vocab":
-        """Counts the letters of texts in blocks; raises DataError for a non-ASCII character."""
+        """Returns a vocabulary of the letters that occur in ``texts``, which are read in blocks.
+
+        Raises DataError for a character that is not ASCII, and for NUL.
+        """
         values = bytes_by_frequency(map(as_letters, itertools.chain(*texts)))
         if wrong := [value for value in values if not 0 < value < 128]:
             fault = f"the text has the byte {wrong[0]}, and a letter vocabulary only ASCII"
@@ -99,7 +110,10 @@ class Vocab:
 
     @classmethod
     def from_lines(cls, path: str | os.PathLike) -> "Vocab":
-        """Reads the first field of each line as a sentence vocabulary, or raises DataError."""
+        """Returns a sentence vocabulary from a file; the first word of each line is a symbol.
+
+        Raises DataError if the file cannot be used, for example because a line is empty.
+        """
         path = expanded_text(path, "path")
         try:
             text = io.StringIO(decode_text(Path(path).read_bytes()), newline=None)
@@ -112,12 +126,12 @@ class Vocab:
 
     @classmethod
     def from_chars(cls, blocks: Iterable[bytes | str]) -> "Vocab":
-        """Returns the vocabulary of the sorted characters of a text in blocks."""
+        """Returns a vocabulary of the characters in a text's blocks, sorted by code point."""
         return cls("char", sorted(set(itertools.chain.from_iterable(decode_utf8(blocks)))))
 
     @classmethod
     def from_words(cls, *texts: Iterable[bytes | str], lower_case: bool = False) -> "Vocab":
-        """Counts the words of texts in blocks; the first symbol is ``<eos>``."""
+        """Returns a vocabulary of the words in ``texts``, read in blocks; id 0 is ``<eos>``."""
         counts: collections.Counter[str] = collections.Counter()
         for text in itertools.chain.from_iterable(map(whole_words, texts)):
             counts.update((text.lower() if lower_case else text).split())
@@ -126,7 +140,7 @@ class Vocab:
 
     @classmethod
     def from_ids(cls, size: int, symbols: Sequence[str] | None = None) -> "Vocab":
-        """Returns the vocabulary of ids below ``size``, shown as ``symbols`` or as numbers."""
+        """Returns a vocabulary of ``size`` ids, which are written as ``symbols`` or as numbers."""
         return cls("id", list(map(str, range(size)) if symbols is None else symbols))
 
     @classmethod
@@ -148,7 +162,7 @@ class Vocab:
 
     @property
     def unit(self) -> Unit:
-        """The unit of a mean loss: bits per byte or character, or perplexity per token."""
+        """The unit for reporting a mean loss: bits per byte or character, or perplexity."""
         return self._codec.unit
 
     @property
@@ -164,12 +178,12 @@ class Vocab:
 
     @property
     def writes_words(self) -> bool:
-        """Whether each id is written as a word, as ``17`` for an id of the user's own."""
+        """Whether decoded text has the user's own ids as words with spaces, such as ``C4 17``."""
         return isinstance(self._codec, codecs.IdCodec) and not self._codec.is_text
 
     @property
     def keeps_line_ends(self) -> bool:
-        """Whether a carriage return is a part of the tokens, not only white space or a line end."""
+        """Whether a carriage return is kept in the tokens; other kinds take it as white space."""
         return self.kind in ("byte", "char", "subword", "tokenizer")
 
     @property
@@ -190,18 +204,20 @@ class Vocab:
     def encode_blocks(
         self, blocks: Iterable[str | bytes], where: str = "text", end_last_line: bool = False
     ) -> Iterator[np.ndarray]:
-        """Yields arrays of ids of a text in blocks; only one block is in memory at a time.
+        """Yields the ids of a text in arrays; only one block of the text is in memory at a time.
 
-        ``end_last_line`` adds a missing line end to the last line of words, like the authors.
+        ``where`` names the text in errors. If the last line of a text of words lacks a line end,
+        ``end_last_line`` adds one, as the authors' code does.
         """
         return self._codec.encode_blocks(blocks, where, end_last_line)
 
     def encode_sentences(
         self, blocks: Iterable[str | bytes], where: str = "text", end_last_line: bool = True
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields arrays of ids of sentences, and the positions of the boundaries in each array.
+        """Yields arrays of ids, each with the positions of the boundaries ``<S>`` in the array.
 
-        The first array is the ``<S>`` before all sentences. ``<S>`` in the text is no boundary.
+        The first array has only the ``<S>`` before the first sentence. A word ``<S>`` in the text
+        itself does not count as a boundary.
         """
         assert isinstance(self._codec, codecs.SentenceCodec)
         return self._codec.encode_sentences(blocks, where, end_last_line)
@@ -211,11 +227,11 @@ class Vocab:
         return self._codec.decode(self.checked(ids))
 
     def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:
-        """Decodes ids to the bytes of their text, exactly for ``byte`` and ``subword``."""
+        """Decodes ids to bytes: exactly for ``byte`` and ``subword``, else to UTF-8 of the text."""
         return self._codec.decode_bytes(self.checked(ids))
 
     def checked(self, ids: Iterable[int] | np.ndarray) -> np.ndarray:
-        """Returns ids as int32, or raises DataError unless they are integers [n] below V."""
+        """Returns ids as int32 [n], or raises DataError unless they are 1-D and from 0 to V-1."""
         if (array := _ids(ids)) is None:
             dtype, shape = getattr(ids, "dtype", None), getattr(ids, "shape", ())
             found = f"{dtype} of shape {list(shape)}" if dtype else short_repr(ids)
@@ -249,15 +265,16 @@ Text = str | np.ndarray
 
 
 def texts_of(value: Any, name: str) -> list[Text]:
-    """Returns a text or several, each of which is text, bytes or ids, as a list of texts and ids.
+    """Returns one text, or several, as a list; each text can be a string, bytes or ids.
 
-    An array or a list of integers is one text. Bytes that are not UTF-8 become ``surrogateescape``.
+    An array or a list of integers is one text. Bytes become a string, in which a byte that is not
+    UTF-8 is a surrogate (``surrogateescape``).
     Raises DataError, with ``name`` and the type, for any other value.
     """
     if isinstance(value, Iterator):
         value = list(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in "USO" and value.ndim == 1:
-        value = value.tolist()  # an array of texts is a list of them
+        value = value.tolist()  # an array of texts is treated as a list of texts
     if not isinstance(value, list | tuple | range) or (value and _ids(value) is not None):
         return [_text_of(value, name)]
     if not value:
@@ -270,7 +287,7 @@ def _text_of(value: Any, name: str) -> Text:
     if isinstance(value, str):
         return value
     if isinstance(value, bytes | bytearray | memoryview):
-        without_mark = bytes(value).removeprefix("\ufeff".encode())  # as when a file is read
+        without_mark = bytes(value).removeprefix("\ufeff".encode())  # reading a file drops it too
         return without_mark.decode("utf-8", "surrogateescape")
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return np.asarray(value)
@@ -286,10 +303,10 @@ def _ids(value: Any) -> np.ndarray | None:
     try:
         if not hasattr(value, "dtype"):
             value = list(value)
-            if any(isinstance(one, str | bytes) for one in value):  # NumPy would pad long texts
+            if any(isinstance(one, str | bytes) for one in value):  # NumPy would pad short ones
                 return None
         array = np.asarray(value if len(value) else np.zeros(0, int))
-    except (TypeError, ValueError):  # no sequence, or lists of several lengths
+    except (TypeError, ValueError):  # not a sequence, or lists of different lengths
         return None
     return array if array.ndim == 1 and array.dtype.kind in "iu" else None
 
@@ -299,7 +316,7 @@ def _kind_of(value: Any) -> str:
 
 
 def encode_text(vocab: Vocab, text: Text, name: str) -> np.ndarray:
-    """Returns the ids of a text, or ids that are given; a DataError has ``name`` first."""
+    """Returns the ids of a text; a text that is ids is only checked. Errors have ``name``."""
     try:
         if isinstance(text, str):
             check_text(vocab, text)
@@ -320,7 +337,7 @@ def encode_prompts(
     """Encodes each prompt as int32 ids; an empty prompt becomes a line end, see :func:`line_end`.
 
     Raises DataError for a symbol or an id that the vocabulary does not have. The error names the
-    number of the prompt, or the setting ``key`` of a single one.
+    number of the prompt, or, if there is only one prompt, the setting ``key``.
     """
     name = lambda n: key if len(prompts) == 1 else f"prompt {n}"
     encoded = [encode_text(vocab, text, name(n)) for n, text in enumerate(prompts, 1)]
@@ -331,7 +348,7 @@ def separator_ids(vocab: Vocab, separator: str | None) -> np.ndarray:
     """Returns the ids of ``data.document_separator``, integers [k]; k is 0 for ``None``."""
     if separator is None:
         return np.zeros(0, vocab.dtype)
-    if vocab.kind == "id" and separator in vocab.symbols:  # perhaps with white space in it
+    if vocab.kind == "id" and separator in vocab.symbols:  # it may have white space in it
         return np.array([vocab.symbols.index(separator)], vocab.dtype)
     words = separator.lower() if vocab.lower_case else separator
     if vocab.kind == "word" and not set(words.split()) <= set(vocab.symbols):
@@ -342,7 +359,10 @@ def separator_ids(vocab: Vocab, separator: str | None) -> np.ndarray:
 
 
 def line_end(vocab: Vocab) -> np.ndarray:
-    """Returns the id of a line end, [1]: ``_`` for letters, ``<S>`` for sentences, or else 0."""
+    """Returns the id of the token for a line end, [1], or 0 if there is no such token.
+
+    The token is ``<eos>`` for words, ``_`` for letters and ``<S>`` for sentences.
+    """
     with contextlib.suppress(DataError):  # characters without a newline
         if len(ids := vocab.encode("\n")):
             return ids[-1:]

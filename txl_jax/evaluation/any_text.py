@@ -2,10 +2,10 @@
 
     echo 'the company said' | python -m txl_jax.main --mode=score --workdir=runs/ptb_small
 
-Every symbol of the text is a target. The token before the first symbol is a line end. Memory is
-carried through the text, or is empty at the start of every line or document. Attention is limited
-to a window of M positions, so results do not depend on the segment length or on other lines of a
-batch.
+Every symbol of the text is a target. The token before the first symbol is a line end, or the last
+token of ``data.document_separator`` if this key is set. Memory is carried through the text, or is
+empty at the start of every line or document. Attention is limited to a window of M positions, so
+results do not depend on the segment length or on other lines of a batch.
 """
 
 import dataclasses
@@ -73,9 +73,10 @@ def run(trained: TrainedModel, workdir: str) -> str:
         if (end := os.path.splitext(name)[1].lower()) in READERS:
             fix = "write their texts into a text file"
             raise ConfigError(f"config key score.path = {name!r}: has records ({end}); {fix}")
-        asked = trained.config.data.vocab == "byte"  # bytes by setting, not by default
+        # Bytes can be the default. Only the explicit setting accepts files that are not text.
+        asked = trained.config.data.vocab == "byte"
         text = read_text("score.path", c.path, trained.vocab.kind == "byte", asked)
-        lines = io.StringIO(text, newline="\n").readlines()  # no splits at form feeds
+        lines = io.StringIO(text, newline="\n").readlines()  # form feeds do not end lines
         other = f"{argument('config.score.path', 'FILE')}, or give a text on standard input"
         score = score_any_text(trained, lines, name, f"name another file with {other}")
     say(score)
@@ -90,7 +91,7 @@ class LineScore:
 
     Attributes:
       text: the line, with its line end if it has one.
-      ids: the tokens, integers [n]; n may be 0.
+      ids: the tokens, integers [n]; n can be 0.
       nll: the negative log-likelihood of each token in nats, float32 [n].
       symbols: the tokens as they are shown, n texts.
     """
@@ -162,9 +163,9 @@ def score_any_text(
 
 
 def score_documents(trained: TrainedModel, documents: Sequence[np.ndarray]) -> "TextScore":
-    """Returns the losses of documents of ids, each alone, as the lines of a text.
+    """Scores each document of ids independently. Each document is one line of the result.
 
-    The first token of a document is an input only, so it is not in its line.
+    The first token of a document is only an input, so the line does not contain this token.
     """
     exp, vocab = trained.config, trained.vocab
     if max(map(len, documents)) < 2:
@@ -175,11 +176,12 @@ def score_documents(trained: TrainedModel, documents: Sequence[np.ndarray]) -> "
 
 
 def encode_lines(vocab: Vocab, lines: Sequence[Text], name: str) -> list[np.ndarray]:
-    """Encodes each line with its line end as targets; checks ids. A DataError names the line."""
+    """Encodes each line with its line end, or checks its ids. A DataError names the line."""
     ids = []
     for n, line in enumerate(lines, 1):
         found = encode_text(vocab, line, f"{name}, line {n}")
-        # A sentence begins with the boundary that ended the previous sentence.
+        # The ids of a sentence begin with the boundary that ended the previous sentence. This
+        # boundary is not a target of the sentence.
         ids.append(found[1:] if isinstance(line, str) and vocab.kind == "sentence" else found)
     return ids
 
@@ -192,14 +194,14 @@ def score_lines(
     c: ScoreConfig,
     separator: np.ndarray = NO_IDS,
 ) -> list[np.ndarray]:
-    """Returns the loss in nats of every token of every line. A line may be empty.
+    """Returns the loss in nats of every token of every line. A line can be empty.
 
     ``before`` [1] is the token before the text, or before every line with ``memory="line"``. The
     memory is also emptied at the last token of each ``separator`` [k], if k is not 0.
     """
     whole = [[line] for line in lines] if c.memory == "line" else [lines]
     texts = [np.concatenate([before, *parts]) for parts in whole]
-    # The token before a text may end a separator, but begins none.
+    # Separators are searched without ``before``, which can end a separator but cannot begin one.
     documents = [ended_at(text, separator_ends(text[1:], separator) + 1) for text in texts]
     nll = np.concatenate(score_texts(cfg, params, list(itertools.chain(*documents)), c))
     return np.split(nll, np.cumsum([len(line) for line in lines])[:-1])
@@ -209,7 +211,7 @@ def score_texts(
     cfg: TransformerXLConfig, params: Any, texts: Sequence[np.ndarray], c: ScoreConfig
 ) -> list[np.ndarray]:
     """Returns the loss in nats of every token except the first, for independent texts."""
-    order = sorted(range(len(texts)), key=lambda n: len(texts[n]))  # for less padding in a batch
+    order = sorted(range(len(texts)), key=lambda n: len(texts[n]))  # similar lengths: less padding
     losses: dict[int, np.ndarray] = {}
     with work_bar("scoring", sum(len(text) - 1 for text in texts), "token") as shown:
         for first in range(0, len(order), c.batch_size):
@@ -315,7 +317,7 @@ def text_score(
         notes.append("the vocabulary has no newline: line ends are left out")
     before = line_end(vocab) if vocab.kind == "sentence" else tokens[:0]
     per_byte: float | None = None
-    if vocab.kind != "id":  # ids stand for no bytes
+    if vocab.kind != "id":  # ids do not represent bytes
         bytes_of = lambda x: as_bytes(x) if isinstance(x, str) else vocab.decode_bytes(x)
         raw = b"".join(map(bytes_of, lines))
         if vocab.decode_bytes(np.concatenate([before, tokens])) == raw:
@@ -333,7 +335,7 @@ def text_score(
 def read_text(key: str, path: str, any_bytes: bool = False, binary: bool = False) -> str:
     """Returns the text of a file or, for ``-``, of standard input; a ConfigError names the key.
 
-    ``any_bytes`` allows bytes that are not UTF-8, and ``binary`` allows files that are no text.
+    ``any_bytes`` allows bytes that are not UTF-8. ``binary`` allows files that are not text.
     """
     try:
         data = sys.stdin.buffer.read() if path == "-" else opened_path(path).read_bytes()

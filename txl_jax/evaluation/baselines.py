@@ -121,7 +121,7 @@ def bigram(train: np.ndarray, vocab_size: int) -> Model:
 def cross_entropy(
     model: Model, tokens: np.ndarray, vocab_size: int, indices: np.ndarray | None = None
 ) -> float:
-    """Returns a model's cross entropy in nats per target, for ``indices`` or all but the first."""
+    """Returns the cross entropy in nats per target: at ``indices``, or all tokens but the first."""
     check_ids("tokens", tokens, vocab_size)
     total, count = 0.0, 0
     for previous, target in _pairs(tokens, indices):

@@ -1,7 +1,7 @@
-"""Scores a token array or sentences. Each target is scored once, and memory is carried.
+"""Scores a token array or sentences. Each target is scored once, with memory across segments.
 
 The evaluation protocol (streams, segment, memory or context, clamp, window) comes from the config.
-Every result names its protocol, because another protocol gives the same parameters another score.
+Every result names its protocol, because the score of the same parameters depends on the protocol.
 """
 
 import contextlib
@@ -47,11 +47,11 @@ class Score:
 
 
 class EvaluationBatches:
-    """The segments of B streams under a protocol, padded with empty rows for all devices.
+    """The segments of B streams under a protocol, padded with empty rows to fill all devices.
 
     ``rows`` is B, rounded up to a multiple of the number of devices that rows are split over.
-    ``warm_up`` is the number of segments before the first scored one, and ``scored`` the number of
-    scored segments.
+    ``warm_up`` is the number of segments before the first scored segment. ``scored`` is the number
+    of scored segments.
     """
 
     def __init__(self, streams: Streams, protocol: ProtocolConfig, shardings: Shardings):
@@ -69,7 +69,11 @@ class EvaluationBatches:
         return jax.tree.map(shape, batch)
 
     def episodes(self) -> tuple[bool, ...]:
-        """Tells of each program whether its segments reset memory, by warm-up or documents."""
+        """Tells for each compiled program whether its segments have memory resets within a row.
+
+        Documents and warm-up segments have resets. Warm-up segments need a second program if the
+        scored segments have no resets.
+        """
         of_scored = self.shapes().reset.ndim == 2
         return (True, False) if self.warm_up and not of_scored else (of_scored,)
 
@@ -91,7 +95,7 @@ class EvaluationBatches:
         return self._on_device(read, self.warm_up + self.scored)
 
     def first(self, n: int) -> Iterator[Batch]:
-        """Yields the first n segments without warm-up. At their end, the streams start again."""
+        """Yields n segments without warm-up. After their last segment, the streams start again."""
 
         def read(index: int, rows: slice) -> Batch:
             segment = self._streams.at_step(index, rows)
@@ -113,14 +117,14 @@ class Evaluator:
     """Scores one split under one protocol with any parameters, with one compilation.
 
     Args:
-      model: the configuration of the model. The protocol may replace its clamp and window.
+      model: the configuration of the model. The protocol can replace its clamp and window.
       protocol: the evaluation protocol.
       tokens: a 1-D integer array, sentences or documents. DataError is raised if there are too few
         tokens for the streams, or if an id is out of range.
       mesh: the devices that streams are split over. Their number need not divide the batch size.
       name: the name of the split, for error messages.
       training: the training split, which dynamic evaluation ``rms`` needs for its statistics.
-      work: the name and the advice of the error if the devices have too little memory.
+      work: the name of this work and the settings to change, for an error about device memory.
     """
 
     def __init__(
@@ -200,7 +204,7 @@ class Evaluator:
             self_check.check(c, mesh, *sizes, train=False, episodes=episodes, cached=cached)
 
     def lower(self, params: Params, warm_up: bool = False) -> jax.stages.Lowered:
-        """Lowers the program of a scored segment, or of one with warm-up tokens.
+        """Lowers the program of a scored segment or, with ``warm_up``, of a warm-up segment.
 
         ``params`` has shapes with shardings.
         """
@@ -215,7 +219,7 @@ class Evaluator:
         return self._learn.lower(learner, batch, mems, self._rates)
 
     def lower_before(self, params: Params) -> dict[str, Callable[[], jax.stages.Lowered]]:
-        """Returns functions that lower the programs before the first segment, by name."""
+        """Returns functions that lower the programs before the first scored segment, by name."""
         found: dict[str, Callable[[], jax.stages.Lowered]] = {}
         if self.batches.episodes() == (True, False):
             found["warm-up"] = functools.partial(self.lower, params, warm_up=True)
@@ -230,7 +234,10 @@ class Evaluator:
         return found
 
     def _matrices(self, params: Params) -> Params:
-        """Casts matrices once for all segments, unless they are learnt or scaled in float32."""
+        """Casts matrices once for all segments, unless they are learnt or scaled in float32.
+
+        Dynamic evaluation learns the matrices. A model with ``pre_lnorm`` scales some of them.
+        """
         c = self.model.cfg
         learnt = self.protocol.dynamic.rule != "none"
         return params if learnt or c.pre_lnorm else in_compute_dtype(c, params)
@@ -272,7 +279,8 @@ class Evaluator:
 
     def _init_mems(self) -> Memory:
         mems = self.model.init_mems(self.batches.rows, self.protocol.mem_len)
-        if self.protocol.first_memory == "zeros":  # real states, as in the authors' code
+        # As in the authors' code, these zeros count as real states.
+        if self.protocol.first_memory == "zeros":
             return mems.replace(filled=jnp.full_like(mems.filled, mems.mem_len))
         return mems
 
@@ -293,7 +301,8 @@ def _programs(
 ) -> _Programs:
     """Returns the programs of all evaluators with these settings, so that each compiles once.
 
-    They hold no parameters and no text. With ``own_temperature`` (1) logits are not divided.
+    The programs hold no parameters and no text. ``own_temperature`` tells whether the temperature
+    is 1; then the program does not divide the logits.
     """
     model, place = TransformerXL(cfg, mesh), Shardings(mesh)
     rows, mems, whole = place.rows(), memory_shardings(place), place.replicated()

@@ -39,7 +39,7 @@ def keeps_cache(model: TransformerXLConfig, protocol: ProtocolConfig) -> bool:
 
 
 def memory_slots(model: TransformerXLConfig, protocol: ProtocolConfig) -> int:
-    """Returns the number of memory slots that attention reads: M, or those of a cache."""
+    """Returns the number of memory slots that attention reads: M, or the slots of a cache."""
     clamp_len = under_protocol(model, protocol).clamp_len
     if not keeps_cache(model, protocol):
         return protocol.mem_len
@@ -47,7 +47,7 @@ def memory_slots(model: TransformerXLConfig, protocol: ProtocolConfig) -> int:
 
 
 def describe_history(protocol: ProtocolConfig) -> str:
-    """Describes the text that is visible before a segment, as ``memory 640`` or ``context 512``."""
+    """Describes the history that a segment can see, such as ``memory 640`` or ``context 512``."""
     parts = [f"context {protocol.context_len}"] if protocol.context_len else []
     if protocol.mem_len or not parts:
         parts.append(f"memory {protocol.mem_len}")
@@ -103,9 +103,10 @@ def _limit(protocol: ProtocolConfig) -> list[str]:
 
 
 def compared_protocols(protocol: ProtocolConfig) -> list[tuple[str, ProtocolConfig]]:
-    """Returns names and protocols: as given, without learning, and without memory and context.
+    """Returns the protocols that are compared, each with its name.
 
-    Protocols that are equal to an earlier one are left out.
+    They are the given protocol, this protocol without dynamic evaluation, and the latter without
+    memory and context. A protocol that is equal to an earlier one is left out.
     """
     static = dataclasses.replace(protocol, dynamic=DynamicConfig())
     history, rule = describe_history(protocol), protocol.dynamic.rule
@@ -119,7 +120,7 @@ def compared_protocols(protocol: ProtocolConfig) -> list[tuple[str, ProtocolConf
 
 
 def drop_unused_limit(protocol: ProtocolConfig, split: Split) -> ProtocolConfig:
-    """Removes ``max_segments`` from the protocol if the split has at most so many segments."""
+    """Removes ``max_segments`` from the protocol if the split does not have more segments."""
     if protocol.max_segments < _streams(protocol, split).n_segments:
         return protocol
     return dataclasses.replace(protocol, max_segments=0)

@@ -1,4 +1,4 @@
-"""The result of scoring a split. It becomes JSON where it is written."""
+"""The result of scoring a split. ``write_evaluation`` in split.py converts it to JSON."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ class SplitScore:
       loss: the mean loss of a target in nats.
       unit, value: ``bpb``, ``bpc`` or ``ppl``, and the mean loss in this unit.
       targets: the number of targets.
-      bits_per_byte, word_ppl: the loss of a byte and of a word of the text, or ``None`` if the
-        tokens do not determine them.
+      bits_per_byte, word_ppl: the loss in bits per byte, and the perplexity per word of the text.
+        They are ``None`` if the tokens do not determine them.
       seconds: the duration in seconds with compilation, or ``None`` for a baseline.
-      documents, document_loss: the number of documents, and the mean of their losses in nats; or
-        ``None`` without documents.
+      documents, document_loss: the number of documents, and the mean over documents of the total
+        loss of a document in nats. They are ``None`` without documents.
     """
 
     name: str
@@ -37,7 +37,7 @@ class SplitScore:
     document_loss: float | None = None
 
     def to_row(self) -> dict[str, Any]:
-        """Returns the JSON object of the score, which has the value under the name of the unit."""
+        """Returns the JSON object of the score, with ``value`` under the name of its unit."""
         row = {"name": self.name, "loss": self.loss, self.unit: self.value, "targets": self.targets}
         names = ("seconds", "documents", "document_loss", "bits_per_byte", "word_ppl")
         more = {name: getattr(self, name) for name in names}
@@ -61,7 +61,7 @@ class Evaluation(SplitScore):
 
     @property
     def record(self) -> dict[str, Any]:
-        """The JSON object that the mode writes to ``evaluation.json``."""
+        """The JSON object that is written to ``evaluation.json``."""
         return {**self.about, "results": [score.to_row() for score in self.results]}
 
     def __str__(self) -> str:

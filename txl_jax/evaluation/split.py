@@ -29,10 +29,10 @@ from txl_jax.units import UNIT_NAMES, in_unit
 
 
 def write_evaluation(result: Evaluation, workdir: str) -> None:
-    """Prints a result, writes ``evaluation.json`` and adds it to ``evaluations.jsonl``.
+    """Prints a result, writes it to ``evaluation.json`` and adds it to ``evaluations.jsonl``.
 
-    A result that differs from the last one in that file only in seconds is not added again: the
-    command that completes an interrupted run evaluates it again.
+    The result is not added if it differs from the last result in that file only in its seconds.
+    This occurs when a command completes an interrupted run and scores the same model again.
     """
     if is_process_zero():
         print(result, flush=True)
@@ -73,7 +73,7 @@ def score_split(
 ) -> Evaluation | None:
     """Scores ``evaluate.split`` under several protocols, with other weights, and with baselines.
 
-    ``evaluators`` are those of :func:`split_evaluators`, if they are built already. The other
+    ``evaluators`` is the result of :func:`split_evaluators`, or ``None`` to call it here. The other
     weights are read from the workdir ``trained.source``. The result is ``None`` if ``stop()``
     became true.
     """
@@ -125,9 +125,9 @@ def score_split(
 def split_evaluators(
     config: ExperimentConfig, corpus: Corpus, mesh: Mesh | None = None
 ) -> dict[ProtocolConfig, Evaluator]:
-    """Builds the evaluators of ``evaluate.split`` by their protocols, the one of the config first.
+    """Builds an evaluator of ``evaluate.split`` for each compared protocol, the config's first.
 
-    ``mesh`` has their devices, if it is built already.
+    The keys are the protocols. ``mesh`` has the devices, or is ``None`` to build a mesh here.
     """
     split = getattr(corpus, config.evaluate.split)
     protocol = protocols.drop_unused_limit(config.evaluate, split)
@@ -162,8 +162,8 @@ def conversions(nats: float, corpus: Corpus, protocol: ProtocolConfig) -> dict[s
 
     For ``word_ppl``, words are separated by white space, and each line end counts as a word. The
     first symbol is not a target and has no loss. The result is empty if a part of the text was not
-    scored, if the vocabulary lacks bytes of the text (enwik8 with 204 symbols), and for word
-    vocabularies, tokenizers and ids, which may not determine the bytes.
+    scored, or if the vocabulary lacks bytes of the text (enwik8 with 204 symbols). It is also empty
+    for word vocabularies, tokenizers and ids, whose tokens do not always determine the bytes.
     """
     vocab, info, split = corpus.vocab, corpus.info, protocol.split
     if vocab.kind in ("word", "sentence", "tokenizer", "id") or protocol.max_segments:

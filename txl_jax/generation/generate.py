@@ -80,7 +80,7 @@ class _Draws(NamedTuple):
 
 
 def check_generation_memory(cfg: TransformerXLConfig, c: GenerateConfig, prompts: int = 1) -> None:
-    """Raises ConfigError if the states of ``prompts`` prompts exceed the memory of the device."""
+    """Raises ConfigError if memory and logits of ``prompts`` prompts exceed the device memory."""
     rows = compiled_rows(prompts * c.samples)
     past: Any = jax.ShapeDtypeStruct((rows, c.mem_len), np.int32)
     if not cfg.memory_free:
@@ -147,7 +147,7 @@ def generate(
 def read_attention(
     cfg: TransformerXLConfig, c: GenerateConfig, rows: int
 ) -> tuple[tuple[int, int, int], dict[str, bool]]:
-    """Returns rows, T and M of the attention that reads prompts, and whether rows have resets.
+    """Returns the sizes (rows, T, M) of attention on prompts, and whether rows have resets.
 
     A model without memory reads the last tokens again for each new token.
     """
@@ -270,7 +270,8 @@ def _extend(
 def _extend_on_bits(step: Callable, params, state: DecodeState, *args):
     """Computes :func:`_extend` with bfloat16 arrays in a form that a CPU reads fast.
 
-    The loop keeps them as uint16 bits, and transposes keys and vectors of distances [...,K,H].
+    The loop keeps these arrays as uint16 bits. It also keeps keys and distance vectors [...,K,H]
+    transposed.
     """
 
     def on_bits(params, token, past):
@@ -284,7 +285,7 @@ def _extend_on_bits(step: Callable, params, state: DecodeState, *args):
 
 
 def _columns(past: Any) -> Any:
-    """Transposes the arrays of the past that queries are multiplied by, if they are bits."""
+    """Transposes the arrays of a cache that are multiplied by queries, if they are uint16 bits."""
     if not isinstance(past, Cache):
         return past
     turned = lambda x: x if x is None or x.dtype != jnp.uint16 else x.mT
@@ -327,7 +328,7 @@ def _step_without_memory(model: TransformerXL, params, token, past: LastTokens):
 
 
 def _last_tokens(texts: Sequence[np.ndarray], width: int) -> LastTokens:
-    """Returns the newest ``width`` tokens of texts, which may be shorter or empty."""
+    """Returns the newest ``width`` tokens of each text. A text can be shorter, or empty."""
     filled = np.array([min(len(text), width) for text in texts], np.int32)
     tokens = np.zeros((len(texts), width), np.int32)
     newest = [text[len(text) - n :] for text, n in zip(texts, filled, strict=True)]

@@ -99,8 +99,8 @@ class Session:
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
-    """Reads and answers lines until the session ends. The workdir keeps the history if possible."""
-    set_stream_errors(sys.stdin, "surrogateescape")  # prompts may have bytes that are not UTF-8
+    """Reads and answers lines until the session ends. The workdir keeps earlier lines if it can."""
+    set_stream_errors(sys.stdin, "surrogateescape")  # prompts can have bytes that are not UTF-8
     set_stream_errors(sys.stdout, "replace")
     session = Session(trained, lambda text: print(text, end="", flush=True))
     print(f"{trained.config.name}, step {trained.step:,}; :help lists the commands", flush=True)

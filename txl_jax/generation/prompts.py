@@ -23,10 +23,10 @@ def check_length(c: GenerateConfig) -> None:
 
 
 def read_prompts(c: GenerateConfig) -> Sequence[Text]:
-    r"""Reads the prompt or all prompts of ``prompts_file``; a ``.npy`` file has ids.
+    r"""Reads the single prompt, or all prompts of ``prompts_file``. A ``.npy`` file has ids.
 
-    A prompt is the text as it is, with its line ends. A line of ``prompts_file`` ends before ``\n``
-    or ``\r\n``.
+    A single prompt is the unchanged text with its line ends. In ``prompts_file``, each line is a
+    prompt without its line end, ``\n`` or ``\r\n``.
 
     Raises ConfigError for invalid files, and DataError for invalid arrays.
     """
@@ -60,12 +60,12 @@ def prompt_key(c: GenerateConfig) -> str:
 
 
 _standard_input = functools.cache(read_text)
-"""Reads standard input once, for the check of the settings and for their use."""
+"""Reads standard input once, because the check of the prompts and generation both need its text."""
 
 
 def _read(key: str, path: str) -> str:
     read = _standard_input if path == "-" else read_text
-    return read(f"generate.{key}", path, binary=True)  # a prompt may have control characters
+    return read(f"generate.{key}", path, binary=True)  # a prompt can have control characters
 
 
 def _parse_prompt(line: str, where: str) -> str:
@@ -74,7 +74,7 @@ def _parse_prompt(line: str, where: str) -> str:
         prompt = value.get("prompt") if isinstance(value, dict) else value
         if not isinstance(prompt, str):
             raise ValueError('must be a JSON string, or an object with the string "prompt"')
-        prompt.encode()  # fails for half of a character
+        prompt.encode()  # fails for half of a surrogate pair
     except ValueError as error:
         raise ConfigError(f"{where}: {error}; correct the line") from error
     return prompt

@@ -15,11 +15,12 @@ class Generated:
       text: the prompt and the continuation. ``str()`` gives this text.
       continuation: the new text alone.
       prompt: the text of the prompt.
-      sample: the number of this continuation among the samples of the prompt.
+      sample: the index of this continuation among the samples of the prompt, from 0.
       ids: the tokens of the prompt and the continuation, int32 [n].
       nll: the negative log-likelihood of each new token in nats at temperature 1, float32.
       loss: the mean of ``nll``, or NaN without new tokens.
-      ended: the reason for the end: ``length``, the stop text, or ``separator`` (of texts).
+      ended: the reason for the end: ``length``, the stop text, or ``separator`` (a model of ids
+        generated the id that ends a document).
     """
 
     text: str
@@ -38,11 +39,11 @@ class Generated:
 
 
 class Generation(tuple[Generated, ...]):
-    """The continuations of all prompts and samples in order, those of one prompt side by side."""
+    """The continuations in the order of the prompts. The samples of one prompt are adjacent."""
 
     @property
     def text(self) -> str:
-        """The texts of all continuations, joined by newlines. ``str()`` gives it too."""
+        """The texts of all continuations, joined by newlines. ``str()`` returns the same text."""
         return "\n".join(one.text for one in self)
 
     def __str__(self) -> str:

@@ -59,9 +59,10 @@ def keep_top_k(logits: jax.Array, k: Any) -> jax.Array:
 def kth_largest(logits: jax.Array, k: Any) -> jax.Array:
     """Returns the k-th largest logit of each row, [B,1], from logits [B,V] and 0 < k <= V.
 
-    The bits of a float are read as an integer of the same order. The result is the largest integer
-    that k integers of the row reach; its bits are found from the highest on. On a CPU this takes a
-    tenth of the time of sorting (10,000 words).
+    The bits of each float are read as an integer, so that the integers have the order of the
+    floats. The result is the largest integer n such that at least k integers of the row are n or
+    more. The loop finds its bits from the highest to the lowest. On a CPU, this takes a tenth of
+    the time of a sort (10,000 words).
     """
     sign = jnp.uint32(1 << 31)
     bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
@@ -96,7 +97,10 @@ def keep_top_p(logits: jax.Array, p: Any) -> jax.Array:
 
 
 def keep_min_p(logits: jax.Array, p: Any) -> jax.Array:
-    """Sets logits [B,V] below p times the largest probability to -inf (Nguyen et al. 2024)."""
+    """Sets logits [B,V] to -inf where a probability is below p times the largest one of its row.
+
+    Source: Nguyen et al. 2024.
+    """
     least = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(p)  # -inf for p = 0
     return jnp.where(logits < least, -jnp.inf, logits)
 

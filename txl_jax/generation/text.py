@@ -28,7 +28,7 @@ class Decoder:
     def __init__(self, vocab: Vocab, before: Sequence[int]):
         self._vocab, self._last, self._new = vocab, list(before[-1:]), list[int]()
         self._utf8: codecs.IncrementalDecoder | None = None
-        if vocab.kind in ("byte", "subword"):  # a character may be several tokens
+        if vocab.kind in ("byte", "subword"):  # several tokens can form one character
             self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
             self._utf8.decode(vocab.decode_bytes(before))
 
@@ -39,7 +39,7 @@ class Decoder:
         self._new.append(token)
         new = self._text_of_new()
         if new.endswith("\ufffd") and self._vocab.kind == "tokenizer":
-            return ""  # within a character
+            return ""  # the character is not complete yet
         self._last, self._new = self._new, []  # white space depends on the previous token
         return new
 
@@ -55,21 +55,23 @@ class Decoder:
 class Continuation:
     """A continuation of a prompt, and its text so far.
 
-    Generation ends with the token that completes a stop text: the one that ends first, and of two
-    that end at the same character, the longer one. The text never contains a stop text, and does
-    not depend on the division into tokens and chunks.
+    Generation ends with the token that completes a stop text. If a token completes several stop
+    texts, the one that ends first counts; of two that end at the same character, the longer one
+    counts. The text never contains a stop text, and does not depend on the division into tokens and
+    chunks.
 
     Attributes:
       prompt: the prompt's text, without an incomplete character at its end.
       ids: the tokens of the prompt and the continuation.
-      sample: the number of this continuation among the continuations of the prompt.
+      sample: the index of this continuation among those of the same prompt, from 0.
       text: complete characters and words, starting with the prompt's incomplete character.
       nll: the negative log-likelihood of each new token under the model's distribution, in nats.
       ended: the reason for the end: ``length``, a stop text (``data.document_separator`` is one),
         ``separator`` for ids, or an empty string before the end.
-      separator: the id that ends a document and the continuation, if there is one.
-      mark: the separator of text, which is one of the stop texts. It may begin in the prompt.
-      begun: the end of the prompt, if it is the beginning of ``mark``.
+      separator: the id that ends a document and therefore the continuation, or ``None``.
+      mark: the document separator as a text, or an empty string. It is one of the stop texts, and
+        can begin in the prompt.
+      begun: the longest end of the prompt that is the beginning of ``mark``.
     """
 
     __repr__ = fields_repr
@@ -88,7 +90,7 @@ class Continuation:
 
     def __post_init__(self):
         self._decoder = Decoder(self.vocab, self.ids)
-        # ``begun``, the text, and then characters that may begin a stop text
+        # ``begun``, then the text, then characters that might be the beginning of a stop text
         self._decoded = self.begun
 
     def add(self, tokens: Sequence[int], nll: Sequence[float]) -> str:
@@ -99,7 +101,7 @@ class Continuation:
             self.ids.append(token)
             self.nll.append(loss)
             self._decode(token)
-        held_back = 0  # the characters at the end that may begin a stop text
+        held_back = 0  # the number of last characters that might begin a stop text
         if not self.ended:
             beginnings = (stop[:n] for stop in self.c.stop for n in range(1, len(stop)))
             held = (len(start) for start in beginnings if self._decoded.endswith(start))
@@ -152,11 +154,11 @@ class Continuation:
 def continuations(
     trained: TrainedModel, prompts: Sequence[Text], c: GenerateConfig
 ) -> Iterator[list[tuple[Continuation, str]]]:
-    """Continues texts or their ids. Yields all continuations, each with the new part of its text.
+    """Continues prompts (texts or ids). Yields all continuations, each with its newest text.
 
-    A continuation does not depend on the other prompts. The ``c.samples`` continuations of a prompt
-    are adjacent. Raises DataError if a symbol is not in the vocabulary, and ConfigError if the
-    device has too little memory.
+    It yields after each chunk of new tokens. A continuation does not depend on the other prompts.
+    The ``c.samples`` continuations of a prompt are adjacent. Raises DataError if a symbol is not in
+    the vocabulary, and ConfigError if the device has too little memory.
     """
     vocab, exp = trained.vocab, dataclasses.replace(trained.config, generate=c)
     check_generation_memory(exp.model, c, len(prompts))
@@ -165,7 +167,8 @@ def continuations(
     if separator and vocab.kind == "id":
         end = int(mark[-1])
     elif separator and len(mark):
-        separator = vocab.decode(mark) if vocab.kind == "word" else separator  # CRLF, capitals
+        # A word vocabulary can change line ends and capitals, so its tokens give the stop text.
+        separator = vocab.decode(mark) if vocab.kind == "word" else separator
         c = dataclasses.replace(c, stop=(*c.stop, separator))
     rows: list[Continuation] = []
     for prompt, ids in zip(prompts, encoded, strict=True):
@@ -180,7 +183,7 @@ def continuations(
     if vocab.kind == "byte":  # with a grammar in both cases, so that they share a program
         grammar = utf8_automaton(vocab) if c.valid_text else free_automaton(vocab)
     whole = [np.array(row.ids, np.int32) for row in rows]
-    # Tokens attend only to what begins with the last separator's end.
+    # Tokens attend to nothing before the last token of the last separator, so it is not read.
     read = [ids[max(separator_ends(ids, mark), default=0) :] for ids in whole]
     samples = [row.sample for row in rows]
     for chunk in generate(trained.config.model, trained.params, read, c, grammar, samples):
@@ -191,13 +194,13 @@ def continuations(
 
 
 def _pattern(text: str, words: bool) -> str:
-    """Returns a pattern that finds a text, if ``words`` only as whole words."""
+    """Returns a pattern that finds a text. With ``words``, it finds only whole words."""
     begins, ends = (words and not character.isspace() for character in (text[0], text[-1]))
     return r"(?<!\S)" * begins + re.escape(text) + r"(?!\S)" * ends
 
 
 def _begun(text: str, separator: str, words: bool) -> str:
-    """Returns the longest end of a text that is the beginning of a separator, but no whole one."""
+    """Returns the longest end of a text that is an incomplete beginning of a separator."""
     rest = re.split(_pattern(separator, words), text)[-1]
     beginnings = (separator[:n] for n in range(len(separator) - 1, 0, -1))
     at_end = lambda start: re.search(_pattern(start, words) + r"\Z", rest)
@@ -207,7 +210,8 @@ def _begun(text: str, separator: str, words: bool) -> str:
 def prompt_text(vocab: Vocab, prompt: Text) -> str:
     """Returns the text of a prompt without the bytes of an incomplete last character.
 
-    Other bytes that are not UTF-8 are written with ``surrogateescape``, and those of ids as U+FFFD.
+    Other bytes that are not UTF-8 become ``surrogateescape`` characters if the prompt is a text,
+    and U+FFFD if the prompt has ids.
     """
     if isinstance(prompt, str):
         raw, errors = prompt.encode("utf-8", "surrogateescape"), "surrogateescape"

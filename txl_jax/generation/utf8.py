@@ -46,7 +46,10 @@ def free_automaton(vocab: Vocab) -> Automaton:
 
 
 def utf8_automaton(vocab: Vocab) -> Automaton:
-    """Builds the automaton of a byte vocabulary, for characters whose bytes are all in it."""
+    """Builds the automaton of a byte vocabulary.
+
+    It allows a character only if the vocabulary has all bytes of the character.
+    """
     values = np.array([int(symbol) for symbol in vocab.symbols])
     allowed = np.zeros((_STATES, len(values)), bool)
     next_state = np.zeros((_STATES, len(values)), np.int32)
@@ -56,6 +59,6 @@ def utf8_automaton(vocab: Vocab) -> Automaton:
     for _ in range(_STATES):
         allowed &= np.asarray(allowed.any(axis=1))[next_state]
     if not allowed[0].any():
-        next_state[0] = 0  # no valid text has only bytes of the vocabulary, so all are allowed
+        next_state[0] = 0  # the vocabulary cannot write any valid text, so all bytes are allowed
     allowed[~allowed.any(axis=1)] = True  # state 0 in this case, otherwise unreachable states
     return Automaton(allowed, next_state)

@@ -39,10 +39,10 @@ def write_continuations(
     """Continues the prompts of the config, prints the texts, and writes them into the workdir.
 
     A single continuation is printed during generation. Several continuations are printed after each
-    batch. The speed is printed on standard error. ``sample.txt`` has the printed text. A line with
-    the text and the settings of every continuation is added to ``samples.jsonl``, unless it already
-    has an equal line, for example after an interruption. A model of ids
-    also writes ``sample.npy``, all ids [N], and ``sample.starts.npy``, where each text begins [n].
+    batch. The speed is printed on standard error. ``sample.txt`` has the printed text. For every
+    continuation, a line with its text and settings is added to ``samples.jsonl``, unless the file
+    already has an equal line, for example after an interruption. A model of ids also writes
+    ``sample.npy``, all ids [N], and ``sample.starts.npy``, the index of each text's first id [n].
 
     Raises ConfigError or DataError if a prompt cannot be read or encoded.
     """
@@ -94,7 +94,7 @@ def _continue_batch(
     c = trained.config.generate
     rows: list[Continuation] = []
     start = time.perf_counter()
-    pending = ""  # an unfinished line, because only whole lines are detokenised
+    pending = ""  # an unfinished line: only complete lines are detokenised
     if print_text:
         _show(prompt_text(trained.vocab, prompts[0]), end="")
     for step in continuations(trained, prompts, c):
@@ -144,7 +144,7 @@ def set_stream_errors(stream: TextIO | None, errors: str) -> None:
 
 
 def _show(text: str, end: str = "\n", file: TextIO | None = None) -> None:
-    """Prints a text; ``?`` stands for each character that standard output does not have."""
+    """Prints a text. ``?`` replaces each character that the stream's encoding does not have."""
     file = file or sys.stdout
     encoding = getattr(file, "encoding", None) or "utf-8"
     shown = printable(text).encode(encoding, "replace").decode(encoding)
@@ -152,7 +152,7 @@ def _show(text: str, end: str = "\n", file: TextIO | None = None) -> None:
 
 
 def _json_lines(path: str | None) -> contextlib.AbstractContextManager[TextIO | None]:
-    """Opens the file for JSON lines. ``None`` stands for no file, and ``-`` for standard output."""
+    """Opens the file for JSON lines. ``None`` means no file, and ``-`` means standard output."""
     if path is None or path == "-":
         return contextlib.nullcontext(sys.stdout if path else None)
     return open(path, "a", encoding="utf-8")

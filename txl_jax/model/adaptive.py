@@ -67,10 +67,10 @@ class Vocabulary(nn.Module):
     Parameters if ``div_val`` is 1, where d is ``d_embed`` or D: ``embedding`` [V,d],
     ``softmax_bias`` [V], ``softmax_weight`` [V,d] (if untied), ``embedding_projection`` [d,D] (if d
     is not D). If ``div_val`` > 1, each cluster i has its own parameters of its own width d_i:
-    ``embedding_i`` [size,d_i] and so on. A cluster whose output projection is not tied to that of
-    the input also has ``softmax_projection_i`` [d_i,D]. ``cluster_weight`` [C,d] and
-    ``cluster_bias`` [C] give the tails' logits in the head, tail 1 first (last in the PyTorch code
-    of the authors).
+    ``embedding_i`` [size,d_i] and so on. A cluster whose output projection is not tied to its input
+    projection also has ``softmax_projection_i`` [d_i,D]. ``cluster_weight`` [C,d] and
+    ``cluster_bias`` [C] give the logits of the tails in the head. Here tail 1 is first; in the
+    authors' PyTorch code it is last.
 
     If ``mixtures`` K > 1, ``mixture_prior`` [D,K], ``mixture_latent`` [D,K,d] and
     ``mixture_latent_bias`` [K,d] replace an output projection. ``past_decode`` adds
@@ -191,7 +191,7 @@ class Vocabulary(nn.Module):
         return score(h, targets, (self.output_projections, tables)).reshape(shape)
 
     def past_nll(self, log_p: jax.Array, inputs: jax.Array) -> jax.Array:
-        """Returns the loss of decoding each input word from the prediction after it: nats, [B,T].
+        """Returns the loss of decoding each input word from the next word's prediction: nats [B,T].
 
         The expected output embedding of the next word is e = E^T p. With f = tanh(e W + b), the
         input word is scored by softmax(E f + b') (Brahma 2019, "decoding the past").
@@ -220,7 +220,7 @@ class Vocabulary(nn.Module):
         return m._replace(latents=self.drop_latent(m.latents, train))
 
     def _tables(self) -> list[Table]:
-        """Returns float32 output weights and bias of each cluster; the head's also score tails."""
+        """Returns float32 weights and bias of each cluster; those of the head also score tails."""
         c, float32 = self.cfg, functools.partial(jnp.asarray, dtype=jnp.float32)
         tables = list(zip(map(float32, self.weights), map(float32, self.biases), strict=True))
         if c.div_val == 1:  # the gradient of one split is one concatenation
@@ -274,7 +274,8 @@ def _sampled_nll(h: jax.Array, targets: jax.Array, parts) -> jax.Array:
 
     ``parts`` are the sorted draws (repeats are ignored), the weights and the bias. The log of
     a word's probability of being drawn, 1 - (1-P)^n, is subtracted from its logit. A draw of the
-    target is masked. (The authors' PyTorch code has (1+P)^-n and a factor sqrt(D).)
+    target is masked. (The authors' PyTorch code has (1+P)^-n in place of (1-P)^n, and a factor
+    sqrt(D).)
     """
     drawn, weight, bias = parts
     v, n_draws = len(weight), len(drawn)

@@ -1,7 +1,8 @@
 """Attention with relative positions to memory and segment (paper, section 3.3).
 
 All forms of attention share the computation of kernels/, with the four terms of scores.py. Each
-defines its u, v, r and b. :class:`RelativeAttention` is the paper's form; its table 6 has others.
+form defines its own u, v, r and b. :class:`RelativeAttention` is the paper's form. The paper's
+table 6 compares it with other forms.
 """
 
 from typing import Any
@@ -28,16 +29,17 @@ from txl_jax.parallel.platforms import platform_of
 class Attention(nn.Module):
     """Multi-head attention of a segment to its memory and itself, without position terms.
 
-    Parameters: ``query``, ``key``, ``value`` [D,N,H] (W_q, W_k,E, W_v), ``output`` [N,H,D], and
-    with ``attention_bias`` ``value_bias`` [N,H] and ``output_bias`` [D]. Forms with position terms
-    add parameters of their own. The class attributes tell what position terms a form uses.
+    Parameters: ``query``, ``key``, ``value`` [D,N,H] (W_q, W_k,E, W_v) and ``output`` [N,H,D]. The
+    setting ``attention_bias`` adds ``value_bias`` [N,H] and ``output_bias`` [D]. Subclasses with
+    position terms add parameters of their own. The class attributes say which position terms a
+    subclass uses.
     """
 
-    global_biases = False  # u and v, which the model gives to all layers
-    input_sinusoids = False  # added to the model's input
-    layer_positions = False  # learnt vectors, added to each layer's input
-    position_vectors = False  # r, with which every query has products
-    projected_sinusoids = staticmethod(lambda n_keys: 0)  # how many, for model/flops.py
+    global_biases = False  # uses u and v, which the model gives to each layer
+    input_sinusoids = False  # sinusoids are added to the model's input
+    layer_positions = False  # learnt vectors are added to each layer's input
+    position_vectors = False  # every query is multiplied by the vectors r
+    projected_sinusoids = staticmethod(lambda n_keys: 0)  # their number, for model/flops.py
 
     cfg: TransformerXLConfig
     mesh: Mesh | None = None
@@ -101,10 +103,9 @@ class Attention(nn.Module):
         """Returns the attention output [B,T,D], before dropout, residual and normalisation.
 
         ``queries`` are [N,B,T,H], as :meth:`queries` returns them, and ``present`` are the
-        segment's keys and values. ``past`` are
-        the keys and values of M memory slots, rings of them, or :class:`States`. ``positions`` are
-        for K = M + T keys; for rings see ring.py. ``train`` applies dropout and needs the
-        ``dropout`` rng.
+        segment's keys and values. ``past`` are the keys and values of M memory slots, a list of
+        rings that hold them, or :class:`States`. ``positions`` are for K = M + T keys; for rings
+        see ring.py. ``train`` applies dropout and needs the ``dropout`` rng.
         """
         c, p = self.cfg, self.terms(positions, queries.dtype)
         q = self.drop_heads(queries, train)
@@ -137,7 +138,7 @@ class Attention(nn.Module):
         return None if x is None else x.astype(dtype) * self.cfg.d_head**-0.5
 
     def terms(self, p: Positions, dtype: Any) -> Positions:
-        """Returns the position terms as all implementations of attention take them."""
+        """Returns the position terms for kernels/: in a dtype, with u, v and b over sqrt(H)."""
         scaled = lambda x: self.scaled(x, dtype)
         return p.replace(u=scaled(p.u), v=scaled(p.v), b=scaled(p.b))
 
@@ -150,7 +151,7 @@ class Attention(nn.Module):
         b, s, d = x.shape
         _, n, h = kernel.shape
         matrix = kernel.reshape(d, n * h).astype(x.dtype)
-        # kernels/triton.py reads the result of product_apart without a copy
+        # product_apart gives kernels/triton.py an array that needs no copy
         apart = s and s % 128 == 0 and platform_of(self.mesh) == "gpu"
         if apart:
             flat = product_apart(x.reshape(b * s, d), matrix, self.mesh, scale or 1.0)
@@ -165,7 +166,7 @@ class Attention(nn.Module):
 
 
 class RelativeAttention(Attention):
-    """The paper's form: r_d is a projection of the sinusoid of distance d; u and v are the model's.
+    """The paper's form: r_d projects the sinusoid of distance d; u and v belong to the model.
 
     Parameters: those of :class:`Attention` and ``position`` [D,N,H] (W_k,R).
     """
@@ -217,14 +218,14 @@ class ShawAttention(Attention):
 
 
 class SharedProjectionAttention(Attention):
-    """Sinusoids are projected with W_q and W_k, without parameters of their own.
+    """Sinusoids are projected with W_q and W_k, so positions have no parameters of their own.
 
     Scores are (W_q h_i + W_q R_0).(W_k h_j + W_k R_{i-j}) / sqrt(H), so u and v are both W_q R_0
     (the authors' later code for Penn Treebank).
     """
 
     position_vectors = True
-    projected_sinusoids = staticmethod(lambda n_keys: n_keys + 1)  # and one for u and v
+    projected_sinusoids = staticmethod(lambda n_keys: n_keys + 1)  # and distance 0 for u and v
 
     def positions(self, n_keys, encodings, u, v, train=False):
         """See :meth:`Attention.positions`; the model's u and v are not used."""
@@ -254,14 +255,14 @@ FORMS: dict[AttentionForm, type[Attention]] = {
 
 
 def may_fuse_cache(c: TransformerXLConfig, mesh: Mesh | None) -> bool:
-    """Tells whether a fused kernel that supports the form may read a cache."""
+    """Tells whether a fused kernel may read a cache, if it supports the model's attention."""
     return c.kernel == "auto" and platform_of(mesh) == "gpu"
 
 
 def fuses_cache(
     c: TransformerXLConfig, rows: int, seg_len: int, mem_len: int, mesh: Mesh | None
 ) -> bool:
-    """Tells whether a fused kernel reads the cache of M slots in segments of T tokens."""
+    """Tells whether a fused kernel reads a cache of M slots, for segments of T tokens."""
     sizes = rows, seg_len, mem_len
     return may_fuse_cache(c, mesh) and planned_attention(c, *sizes, False, mesh).name in FUSED
 
@@ -276,9 +277,9 @@ def planned_attention(
 ) -> Choice:
     """Returns the implementation of attention that a program of these sizes uses.
 
-    ``rows`` are those of all devices of ``mesh``, and ``seg_len`` is T with its context. No array
-    is computed. Programs with a cache use ring.py instead, except where :func:`may_fuse_cache`
-    allows a fused kernel; programs of few tokens use unprojected.py.
+    ``rows`` is the number of rows on all devices of ``mesh`` together, and ``seg_len`` is T plus
+    the tokens of context. No array is computed. Programs with a cache use ring.py instead, unless
+    :func:`may_fuse_cache` allows a fused kernel. Programs with few tokens use unprojected.py.
     """
     x = planned_inputs(resolved(c, mesh), rows, seg_len, mem_len, train)
     with product_precision(c.matmul_precision):
@@ -296,8 +297,8 @@ def planned_inputs(
 ) -> AttentionInputs:
     """Returns the shapes of attention's inputs in a program of these sizes.
 
-    ``episodes`` tells whether memory is reset within segments, and ``cached`` whether it is the
-    ring of a cache. The dtype of ``c`` must not be ``auto``.
+    ``episodes`` tells whether memory is reset within segments, and ``cached`` whether the memory is
+    the ring of a cache. The dtype of ``c`` must not be ``auto``.
     """
     n_keys = mem_len + seg_len
     shape = lambda *sides: jax.ShapeDtypeStruct(sides, c.dtype)

@@ -86,7 +86,7 @@ def _norm_gradient(static, saved, gradient):
 
 
 def _of_moments(normal, x):
-    """Returns how much of each row of x would change its state's mean and its variance."""
+    """Returns each row's mean of x, and its mean product with the normalised state."""
     along = jnp.mean(x * normal, axis=-1, keepdims=True)
     return jnp.mean(x, axis=-1, keepdims=True), along
 
@@ -96,10 +96,10 @@ def _without(normal, x, mean, along):
 
 
 def _stored(of_rows):
-    """Makes XLA for GPUs store numbers of rows, for several kernels that read them.
+    """Makes XLA for GPUs store these numbers, one or two for each row, for several kernels.
 
-    Otherwise each kernel of the gradient computes them again from whole rows. The sums over the
-    batch cannot join such a kernel, so XLA writes arrays of all states in float32 for them.
+    Otherwise each kernel of the gradient computes the numbers again from complete rows. The sums
+    over the batch cannot be part of such a kernel, so XLA would write float32 arrays of all states.
     """
     return jax.lax.optimization_barrier(of_rows)
 
@@ -109,7 +109,7 @@ _layer_norm = with_derivatives(_norm_forward, _norm_tangent, _norm_gradient)
 
 
 def dropout(cfg: TransformerXLConfig, rate: float, width: int | None = None) -> Dropout:
-    """Returns dropout for [B,T,...]; a ``locked`` mask is the same at all positions of a row."""
+    """Returns dropout for [B,T,...]; ``locked`` means one mask for all positions of a row."""
     return Dropout(rate, (1,) if cfg.dropout_mask == "locked" else (), width)
 
 
@@ -138,9 +138,9 @@ class Dense(nn.Module):
 class FeedForward(nn.Module):
     """The feed-forward layer dropout(W2 dropout(f(W1 h + b1)) + b2) with f relu or gelu.
 
-    The biases start as zeros, but b2 is drawn from N(0, init_std) if ``dropout_embedding`` drops
-    whole words. A stream whose first word is dropped would otherwise stay zero in all layers, and
-    the gradient of each LayerNorm there is 1/sqrt(epsilon) times as large as that of its output.
+    The biases start as zeros. But b2 is drawn from N(0, init_std) if ``dropout_embedding`` drops
+    whole words. Otherwise, the state of a first word that is dropped would be zero in all layers.
+    For a zero state, a LayerNorm multiplies the gradient by 1/sqrt(epsilon).
     """
 
     cfg: TransformerXLConfig
@@ -162,7 +162,7 @@ class FeedForward(nn.Module):
 
 
 def feed_forward_flops(c: TransformerXLConfig) -> float:
-    """Returns a token's operations in a layer besides attention: 4 D F, and 24 D D for gates."""
+    """Returns a token's operations in a layer without attention: 4 D F, plus 24 D D with gates."""
     return 4.0 * c.d_model * c.d_inner + (24.0 * c.d_model**2 if c.gate else 0.0)
 
 
@@ -204,7 +204,8 @@ class GRUGate(nn.Module):
 class SharedInputs(flax.struct.PyTreeNode):
     """The inputs that all layers share; ``encodings`` [K,D] are sinusoids of distances K-1 .. 0.
 
-    ``places`` are positions counted from the end, [T] or [B,T], for ``absolute_per_layer`` only.
+    ``places`` are positions counted from the end, [T] or [B,T]. Of all forms of attention, only
+    ``absolute_per_layer`` reads them in a layer.
     """
 
     encodings: jax.Array
@@ -216,9 +217,8 @@ class SharedInputs(flax.struct.PyTreeNode):
 class Block(nn.Module):
     """A layer of the model, normalised after each sub-layer (as in the paper) or before it.
 
-    With ``absolute_per_layer`` the layer adds learnt position vectors to its input. The
-    vectors are the parameter ``positions`` [R,D], R = ``n_positions``; the last row is for the last
-    token.
+    With ``absolute_per_layer``, the layer adds learnt position vectors to its input. They are the
+    parameter ``positions`` [R,D] with R = ``n_positions``; the last row is for the last token.
     """
 
     cfg: TransformerXLConfig
@@ -238,15 +238,15 @@ class Block(nn.Module):
             self.table = self.param("positions", init, (c.n_positions, c.d_model))
 
     def project_memory(self, memory: jax.Array) -> KeysValues:
-        """Returns the keys and values of this layer's memory [B,M,D], which is a constant.
+        """Returns the keys and values of this layer's memory [B,M,D], a constant in the gradient.
 
-        With ``pre_lnorm``, scale and bias of the LayerNorm are applied to the projection matrices,
-        so that no gradient of the size of the memory is computed.
+        With ``pre_lnorm``, the scale and the bias of the LayerNorm are applied to the projection
+        matrices instead of the memory. So no gradient has the size of the memory.
         """
         return self.attention.project(*self._normalised_memory(memory))
 
     def _normalised_memory(self, memory: jax.Array) -> tuple[jax.Array, ...]:
-        """Returns memory; with ``pre_lnorm``, normalised memory and the norm's scale and bias."""
+        """Returns the memory, or with ``pre_lnorm`` its normalised states, and scale and bias."""
         if not self.cfg.pre_lnorm:
             return (memory,)
         norm = self.norm_attention
@@ -256,8 +256,8 @@ class Block(nn.Module):
     def step(self, h, memory, biases, shared: SharedInputs) -> tuple[jax.Array, jax.Array]:
         """Returns the layer's output [B,T,D], and its input, which becomes its memory.
 
-        ``memory`` [B,M,D] is a constant for the gradient. ``biases`` are u and v of ``relative``
-        attention, [N,H] each; ``None`` for other forms.
+        ``memory`` [B,M,D] is a constant in the gradient. ``biases`` are u and v, [N,H] each, for
+        ``relative`` attention, and ``None`` twice for other forms.
         """
         h, mask, train, (u, v) = shard_rows(h, self.mesh), shared.mask, shared.train, biases
         positions = self.attention.positions(mask.n_keys, shared.encodings, u, v, train)
@@ -279,7 +279,7 @@ class Block(nn.Module):
     ) -> tuple[jax.Array, KeysValues]:
         """Returns the layer's output [B,T,D], and the segment's keys and values.
 
-        The arguments are those of :class:`Attention`, and ``places`` of :class:`SharedInputs`.
+        For the arguments see :class:`Attention`, and for ``places`` :class:`SharedInputs`.
         """
         c = self.cfg
         if self.attention.layer_positions:

@@ -1,10 +1,11 @@
 """Cross entropy over many words, without all logits in memory at once.
 
 Rows are processed in blocks, and the gradient computes the logits of each block again. A block has
-at most ``MAX_LOGITS`` logits, or ``MIN_ROWS`` rows if these have more logits. The first block has
-the rows that are left over by blocks of equal size; if their number is known only when the program
-runs, a quarter, a half, three quarters or the whole of a block is computed. On a CPU a block is
-computed in tiles of words, so that the logits of a tile stay in its caches:
+at most ``MAX_LOGITS`` logits, or ``MIN_ROWS`` rows if these have more logits. All blocks but the
+first have the same size, and the first block has the remaining rows. If their number is known only
+when the program runs, the first block computes a quarter, a half, three quarters or all of a
+block's rows. On a CPU, a block is computed in tiles of words, so that the logits of a tile stay in
+the processor's caches:
 
     logits [rows, tile] -> softmax -> gradient of the rows      [rows, d], summed over the tiles
                                    -> gradient of the weights   [tile, d], summed over the blocks
@@ -26,13 +27,14 @@ MIN_ROWS = 128  # in smaller blocks, reading the weights costs more than the pro
 TILE_WORDS = {"cpu": 4096}
 """The words of a tile, by platform; elsewhere a tile has all words."""
 TIMES_LOGITS = {"gpu": 8}
-"""How many times ``MAX_LOGITS`` a block may have: small products leave most of a GPU idle."""
+"""A GPU's block has up to this many times ``MAX_LOGITS``: small products leave a GPU idle."""
 MULTIPLE = {"gpu": 8}
 """The number of words and the width of the inputs are padded to multiples of this number.
 
-cuBLAS is fast only for rows of multiples of 16 bytes. In bfloat16 on an H100, kernels for other
-rows took a sixth of an update of wt103_large, whose parts of the vocabulary have 20,003 and 67,735
-words. Padded to multiples of 8, products took 15 of 51 ms of an update instead of 27 of 68.
+cuBLAS is fast only if each row of a matrix has a multiple of 16 bytes. In wt103_large, parts of the
+vocabulary have 20,003 and 67,735 words. In bfloat16 on an H100, the slow kernels for such rows took
+a sixth of an update. With padding to multiples of 8, products took 15 of the 51 ms of an update;
+without padding, they took 27 of 68 ms.
 """
 
 _UNIQUE: dict[str, Any] = {"unique_indices": True}
@@ -57,12 +59,13 @@ def cross_entropy(
       x: inputs [S,d] in the compute dtype.
       weight, bias: [V,d] and [V], which become float32.
       targets: int32 [S], from 0 to V-1.
-      members: the rows to score, as a permutation int32 [S] that starts with them, and their
-        number, int32 []. The other rows have loss 0 and cost nothing. ``None`` scores all rows.
+      members: a pair that selects the rows to score: a permutation of all rows, int32 [S], which
+        starts with the selected rows, and their number, int32 []. The other rows have loss 0 and
+        cost nothing. ``None`` scores all rows.
       platform: the platform for which the sizes of blocks and tiles are chosen, such as ``cpu``;
         an empty name if the words are sharded over devices.
 
-    With more than one block, or ``members``, reverse mode is possible at most once.
+    With more than one block, or with ``members``, reverse mode can be applied at most once.
     """
     weight, bias = weight.astype(jnp.float32), bias.astype(jnp.float32)
     multiple = MULTIPLE.get(platform, 1)

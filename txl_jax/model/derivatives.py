@@ -1,7 +1,7 @@
 """Functions whose derivatives are given by hand, in reverse mode and in forward mode.
 
-``jax.custom_vjp`` has no forward mode. Here the derivative is a linear primitive: forward mode
-evaluates it, and reverse mode transposes it, for which it calls the given gradient function.
+``jax.custom_vjp`` has no forward mode. Here the derivative is a linear primitive of JAX. Forward
+mode evaluates the primitive. Reverse mode transposes it, which calls the given gradient function.
 """
 
 import functools
@@ -21,15 +21,15 @@ def with_derivatives(forward: Callable, tangent: Callable, gradient: Callable) -
 
     Only the arrays ``inputs`` are differentiated, ``constants`` are other arrays, and ``static`` is
     hashable. Results are pytrees. A second derivative differentiates the given functions. Inside of
-    ``jax.shard_map`` all arrays vary over the same axes when the given functions are called.
+    ``jax.shard_map``, all arrays are first made to vary over the same axes.
 
-    The given functions compute products at the precision that JAX uses where the returned function
-    is called. JAX calls ``tangent`` and ``gradient`` later, when another precision may be set.
+    The given functions compute matrix products at the precision that is set where the returned
+    function is called. JAX calls ``tangent`` and ``gradient`` later, when its setting can differ.
 
     Args:
       forward: (static, inputs, constants) -> (outputs, saved arrays for the derivatives).
-      tangent: (static, saved, tangents of inputs) -> tangents of outputs. It is linear in these,
-        and is called only in forward mode.
+      tangent: (static, saved, tangents of inputs) -> tangents of outputs. It must be linear in the
+        tangents, and is called only in forward mode.
       gradient: (static, saved, gradients of outputs) -> gradients of inputs, in reverse mode.
     """
 
@@ -67,7 +67,7 @@ def with_derivatives(forward: Callable, tangent: Callable, gradient: Callable) -
 
 
 def current_precision() -> str | None:
-    """Returns the precision of products that JAX uses now: that of the innermost context."""
+    """Returns JAX's current precision of matrix products: that of the innermost context."""
     settings: Any = jax.config
     return settings.jax_default_matmul_precision
 
@@ -75,8 +75,8 @@ def current_precision() -> str | None:
 def opaque(forward: Callable) -> Callable:
     """Returns the same function of (static, inputs, constants), whose loops JAX leaves unchanged.
 
-    Otherwise, to differentiate, JAX moves what is constant in a loop out of the loop. XLA then
-    keeps these arrays: a softmax over 40,000 words took 1.6 times the memory.
+    When JAX differentiates a loop, it moves constant computations out of the loop. XLA then keeps
+    their results in memory: a softmax over 40,000 words took 1.6 times the memory.
     """
 
     def function(static, inputs, constants):
@@ -120,7 +120,7 @@ def _transpose(gradients, *args, n_saved: int, gradient, **_):
 
 
 def _batch(args, axes: Sequence[int | None], *, n_saved: int, function, gradient, types):
-    """Gives each differentiated array the axis of ``jax.vmap``, so that its gradient has it too."""
+    """Adds the axis of ``jax.vmap`` to each differentiated array, and so to its gradient too."""
     size = next(x.shape[axis] for x, axis in zip(args, axes, strict=True) if axis is not None)
 
     def with_axis(x, axis):

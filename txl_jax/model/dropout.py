@@ -1,9 +1,9 @@
 """Dropout whose mask is a hash of seed and position; no mask is drawn in advance or stored.
 
-An entry's hash is two rounds of a 32-bit mixing function (Wellons' ``lowbias32``). It fuses with
-the surrounding operations, and each device of a mesh hashes its own entries. On a CPU, hashing
-takes a tenth of the time of a block cipher. Every attention kernel computes the same bits for its
-tile, in the forward pass and again in the backward pass.
+An entry's hash is two rounds of a 32-bit mixing function (Wellons' ``lowbias32``). XLA fuses the
+hash with the surrounding operations, and each device of a mesh hashes its own entries. On a CPU,
+hashing takes a tenth of the time of a block cipher. Every attention kernel computes the same bits
+for its tile, in the forward pass and again in the backward pass.
 """
 
 import flax.linen as nn
@@ -23,7 +23,7 @@ FACTORS = 0x7FEB352D, 0x846CA68B
 GOLDEN = 0x9E3779B9
 """The factor of a key's index in its hash: 2^32 over the golden ratio."""
 OF_FOUR = 0x846CA68B, 0x9E3779B1, 0xC2B2AE35, 0x27D4EB2F
-"""The factors of the keys j, j^1, j^8 and j^9, which share a hash up to its last product."""
+"""The factors of the keys j, j^1, j^8 and j^9 (XOR), by which their shared hash is multiplied."""
 
 
 def threshold(rate: float) -> int:
@@ -41,8 +41,8 @@ def mix(x: jax.Array) -> jax.Array:
 class Dropout(nn.Module):
     """Zeroes each activation with probability ``rate`` in [0, 1), else divides it by 1 - rate.
 
-    ``shared`` are the axes along which all entries share one mask. After ``width`` entries, the
-    last axis may have padding, which does not change the mask of the other entries.
+    ``shared`` are the axes along which all entries share one mask. If ``width`` is given, entries
+    of the last axis from ``width`` on are padding, which does not change the mask of other entries.
     """
 
     rate: float
@@ -136,8 +136,9 @@ class AttentionDropout(flax.struct.PyTreeNode):
         0 .. T-1, and the key 0 .. K-1 from the oldest slot. A device whose heads start at n0 and
         rows at b0 gets the same bits if n0 * HEAD_STRIDE + b0 is added to its first seed.
 
-        The keys j, j^1, j^8 and j^9 of a query share a hash, and multiply it by factors of their
-        own. A thread of an NVIDIA GPU has the weights of all four, and needs one hash for them.
+        The keys j, j^1, j^8 and j^9 of a query share one hash, and each key multiplies it by a
+        factor of its own. One thread of an NVIDIA GPU has the weights of all four keys, so it
+        computes only one hash for them.
         """
         line = mix(mix(self.seed[0] + row) ^ query) ^ self.seed[1]
         x = line + (key & jnp.uint32(0xFFFFFFF6)) * jnp.uint32(GOLDEN)

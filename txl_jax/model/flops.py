@@ -17,17 +17,19 @@ Sizes = TrainConfig | ProtocolConfig
 
 
 def layer_flops(c: TransformerXLConfig, p: Sizes, rows: int, cached: bool = False) -> float:
-    """Returns a forward pass's operations in all layers; ``cached`` if memory is projected already.
+    """Returns a forward pass's operations in all layers; ``cached`` means with a projected memory.
 
     Each row needs 2 T D NH each for queries and output, 2 K D NH each for keys and values, 2 T K NH
     each for content scores, position scores and the weighted sum, and
-    :func:`feed_forward_flops` for each token. Masked scores count. Only forms with a vector r per
-    distance have position scores; with a cache and a large T these cover ``clamp_len`` + T
-    distances, unless a fused kernel reads the cache (for which, give ``clamp_len`` -1).
+    :func:`feed_forward_flops` for each token. With a cache, only T keys and values are projected.
+    Masked scores count. Only forms of attention with a vector r for each distance have position
+    scores. With a cache and a long segment, only ``clamp_len`` + T distances have position scores,
+    unless a fused kernel reads the cache. For a fused kernel, give ``clamp_len`` -1.
 
-    Without a cache, all rows together need 2 K D NH for the sinusoids of ``relative`` and
-    ``shared_projection`` (2 D NH more for distance 0 in the latter), and 4 D NH for the bias of the
-    LayerNorm that ``pre_lnorm`` applies to the matrices of keys and values.
+    Without a cache, some operations do not depend on the number of rows. To project sinusoids,
+    ``relative`` needs 2 K D NH, and ``shared_projection`` 2 D NH more, for distance 0.
+    ``pre_lnorm`` needs 4 D NH, for the product of the LayerNorm's bias with the matrices of keys
+    and values.
     """
     t, width, form = p.context_len + p.seg_len, c.n_head * c.d_head, FORMS[c.attention]
     k = p.mem_len + t
@@ -43,9 +45,10 @@ def layer_flops(c: TransformerXLConfig, p: Sizes, rows: int, cached: bool = Fals
 def vocabulary_flops(c: TransformerXLConfig, p: Sizes, rows: int, sampled: bool = False) -> float:
     """Returns a forward pass's operations in embedding and softmax; V must be known.
 
-    To :func:`score_flops` the projections of cluster i add 2 d_i D per input and per target. For a
-    target of a mixture, latents and prior add 2 K D (d + 1) instead. ``sampled`` means training,
-    where ``sample_softmax`` compares with fewer words.
+    The result is :func:`score_flops`, plus the projections of each cluster i, which need 2 d_i D
+    for each input and each target. In a mixture of K softmaxes, a target needs 2 K D (d + 1) for
+    latents and prior instead of a projection. ``sampled`` means training, where ``sample_softmax``
+    scores fewer words.
     """
     scored, positions = rows * p.seg_len, rows * (p.context_len + p.seg_len)
     if sampled and c.sample_softmax:  # one table of width D: 2n drawn words, and the target
@@ -64,9 +67,9 @@ def vocabulary_flops(c: TransformerXLConfig, p: Sizes, rows: int, sampled: bool 
 def score_flops(c: TransformerXLConfig, p: Sizes, rows: int) -> float:
     """Returns a forward pass's operations in the scores of words.
 
-    A target needs 2 d_i for each word of cluster i that it is compared with. Every target is
-    compared with the head, and with a tail in proportion to the tail's share of words by Zipf's
-    law. A mixture of K softmaxes needs K times as many operations.
+    A target needs 2 d_i for each word of cluster i that is scored. Every target scores the words of
+    the head. The share of targets that also score a tail's words is the tail's probability by
+    Zipf's law. A mixture of K softmaxes needs K times as many operations.
     """
     total, parts = 0.0, clusters(c)
     for i, part in enumerate(parts):
@@ -85,10 +88,10 @@ def zipf_share(start: int, stop: int, size: int) -> float:
 def update_flops(exp: ExperimentConfig, rows: int | None = None) -> tuple[float, float]:
     """Returns an update's operations: the model's own (3 forward passes), and recomputed ones.
 
-    ``remat`` "layer" recomputes each layer's forward pass, "products" its scores and weighted sum.
-    The scores of words are recomputed for their gradient (model/cross_entropy.py).
-    ``loss.r_drop`` makes two passes. ``loss.past_decode`` adds 4 V d + 2 d d per target. ``rows``
-    ``None`` means the whole batch.
+    ``remat`` "layer" recomputes each layer's forward pass, and ``remat`` "products" recomputes its
+    scores and weighted sum. The scores of words are recomputed for their gradient
+    (model/cross_entropy.py). ``loss.r_drop`` doubles all operations. ``loss.past_decode`` adds
+    4 V d + 2 d d per target to a forward pass. ``rows`` ``None`` means the complete batch.
     """
     c, p, rows = exp.model, exp.train, rows or exp.train.batch_size
     layers, words = layer_flops(c, p, rows), vocabulary_flops(c, p, rows, sampled=True)

@@ -26,7 +26,8 @@ zeros = constant(0.0)
 def shared_draws() -> Iterator[None]:
     """Makes all random draws on NVIDIA GPUs call one kernel, which gives the same values.
 
-    Otherwise XLA compiles a kernel for each parameter of each layer: 7 s a layer on two busy cores.
+    Otherwise XLA compiles a kernel for each parameter of each layer, which took 7 s for each layer
+    on two busy CPU cores.
     """
     settings: Any = jax.config
     before = settings.jax_threefry_gpu_kernel_lowering

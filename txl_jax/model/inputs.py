@@ -45,7 +45,8 @@ def tree_like(name: str, value: Any, like: Any, how: str) -> Any:
     """Returns the arrays of a tree in the structure and the dtypes of the tree ``like``.
 
     ``None`` stands for zeros. Raises ValueError unless each array has the shape of its counterpart
-    in ``like``, and both are floats or neither is. ``how`` tells where such a tree comes from.
+    in ``like``, and both are floats or neither is. The error's text includes ``how``, which tells
+    the user where to get a correct tree.
     """
     if value is None:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
@@ -67,8 +68,8 @@ def int32_array(
 ) -> jax.Array:
     """Returns integers of any type and one of these shapes as int32.
 
-    Raises ValueError for another dtype or shape, and for known values outside of ``allowed``.
-    Under ``jax.jit`` values are unknown.
+    Raises ValueError for another dtype or shape, and for values outside of ``allowed``. Under
+    ``jax.jit``, values are unknown, so they are not checked.
     """
     value = np.asarray(value) if _is_integer(value) else value
     check_array(name, value, "integers", *shapes)
@@ -76,7 +77,7 @@ def int32_array(
     elsewhere = traced or not getattr(value, "is_fully_addressable", True)  # on other processes
     if allowed is not None and not elsewhere:
         known = np.asarray(value)
-        wide = known.astype(np.int64)  # a bound may not fit into the array's own type
+        wide = known.astype(np.int64)  # a bound might not fit into the array's own type
         for place in np.argwhere((wide < allowed.start) | (wide >= allowed.stop)):
             at = _shown(tuple(place)) if known.ndim else ""
             raise ValueError(f"{name}{at} = {known[tuple(place)]}: {why}")
@@ -84,7 +85,7 @@ def int32_array(
 
 
 def size(name: str, value: Any, least: int) -> int:
-    """Returns a number as ``int``; ValueError unless it is an integer of at least ``least``."""
+    """Returns a number as ``int``; raises ValueError unless it is an integer >= ``least``."""
     if not _is_integer(value) or value < least:
         raise ValueError(f"{name} = {value!r}: must be an integer of at least {least}")
     return int(value)
@@ -93,14 +94,14 @@ def size(name: str, value: Any, least: int) -> int:
 def token_ids(
     name: str, ids: Any, vocab_size: int, shape: tuple[int | str, ...] = ("B", "T")
 ) -> jax.Array:
-    """Returns ids [B,T] as int32; ValueError if a known one is not from 0 to V-1."""
+    """Returns ids [B,T] as int32; raises ValueError for a known id outside of 0 to V-1."""
     size = f"the vocabulary has {vocab_size} symbols"
     why = f"a token id must be from 0 to {vocab_size - 1}, because {size}"
     return int32_array(name, ids, shape, allowed=range(vocab_size), why=why)
 
 
 def segment_tokens(tokens: Any, context_len: Any, cached: bool, vocab_size: int) -> jax.Array:
-    """Returns ids [B,C+T] as int32; ValueError unless B, T > 0. A cache needs C = 0."""
+    """Returns ids [B,C+T] as int32; raises ValueError unless B, T > 0, and C = 0 with a cache."""
     tokens = token_ids("tokens", tokens, vocab_size)
     _check_not_empty("tokens", tokens)
     if not _is_integer(context_len) or not 0 <= context_len < tokens.shape[1]:
@@ -115,7 +116,10 @@ def segment_tokens(tokens: Any, context_len: Any, cached: bool, vocab_size: int)
 
 
 def segment_targets(targets: Any, tokens: Any, context_len: int, vocab_size: int) -> jax.Array:
-    """Returns ids [B,T] as int32; ValueError unless each token after the context has one."""
+    """Returns the target ids [B,T] as int32.
+
+    Raises ValueError unless each token after the context has a target.
+    """
     targets = token_ids("targets", targets, vocab_size)
     b, t = tokens.shape
     if targets.shape != (b, t - context_len):
@@ -131,8 +135,8 @@ def segment(
 ) -> tuple[Any, SegmentOptions]:
     """Returns memory and options of a segment in the types of the model.
 
-    Raises ValueError if the arguments do not fit one another, and for known ``lengths`` outside of
-    0 to T. Under ``jax.jit`` lengths are clipped.
+    Raises ValueError if the arguments do not fit one another, and for ``lengths`` outside of 0 to
+    T. Under ``jax.jit``, lengths are unknown and are clipped instead.
     """
     check_array("embeddings", embeddings, "floats", ("B", "T", c.d_model))
     _check_not_empty("embeddings", embeddings)
@@ -163,7 +167,7 @@ def segment(
 def memory(c: TransformerXLConfig, mems: Any, b: int | str = "B") -> Any:
     """Returns a memory or a cache in the types of the model.
 
-    Raises ValueError unless it fits this model and B streams.
+    Raises ValueError unless ``mems`` fits this model and B streams.
     """
     if isinstance(mems, Cache):
         layers, shape = mems.near.layers, (c.kv_heads, b, "R", c.d_head)
@@ -180,7 +184,7 @@ def memory(c: TransformerXLConfig, mems: Any, b: int | str = "B") -> Any:
 
 
 def any_memory(mems: Any) -> Memory:
-    """Returns a memory with ``filled`` as int32; ValueError unless it is a Memory of arrays."""
+    """Returns a memory with ``filled`` as int32; raises ValueError unless it is a valid Memory."""
     if not isinstance(mems, Memory):
         raise ValueError(f"mems must be a Memory of init_mems, not {type(mems).__name__}")
     check_array("mems.hidden", mems.hidden, "floats", ("L", "B", "M", "D"))

@@ -50,7 +50,7 @@ class AttentionMask(flax.struct.PyTreeNode):
         return self.n_keys
 
     def allowed(self, queries=slice(None), keys: slice | jax.Array = slice(None)) -> jax.Array:
-        """Returns the mask, bool [B,T,K], or a part of it; an array of keys may be in any order."""
+        """Returns the mask, bool [B,T,K], or a part of it; an array of keys can be in any order."""
         query = self.mem_len + jnp.arange(self.seg_len)[queries, None]
         key = jnp.arange(self.n_keys)[keys] if isinstance(keys, slice) else keys
         distance = query - key
@@ -80,7 +80,7 @@ class BothWaysMask(AttentionMask):
     """The mask of attention in both directions; ``filled`` is the segment's number of real tokens.
 
     Query i of a row with n real tokens may attend to key j < M + n at a distance M + i - j from
-    -reach to reach. A query of the padding sees itself alone.
+    -reach to reach. A query in the padding sees only its own key.
     """
 
     @property

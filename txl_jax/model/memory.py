@@ -1,4 +1,4 @@
-"""The memory: hidden states of earlier segments, an explicit argument and result of the model.
+"""The memory: hidden states of earlier segments, which the model takes and returns explicitly.
 
 Layer n's memory is that layer's *input* in earlier segments (paper, section 3.2). Slots are filled
 from the right: slot M-1 has the newest state, and the newest ``filled`` slots have real states.
@@ -74,8 +74,8 @@ class Slots(flax.struct.PyTreeNode):
 class Cache(flax.struct.PyTreeNode):
     """The projected memory for inference, in place of a :class:`Memory`; results are the same.
 
-    It holds keys and values of each layer's memory in rings (ring.py). So a step projects only its
-    new tokens and does not move other states.
+    A cache holds the keys and values of each layer's memory in rings (ring.py). So a step projects
+    only its new tokens, and does not move the states of earlier tokens.
 
     Example:
       >>> import jax, txl_jax
@@ -89,12 +89,12 @@ class Cache(flax.struct.PyTreeNode):
       ([3], 6)
 
     Attributes:
-      near, far: the ring of the newest states (those within ``clamp_len``), and that of the others.
+      near, far: the rings of the newest states (those within ``clamp_len``), and of older states.
       positions: for each layer, the position terms of the keys of ``near`` and of T new tokens.
       filled, mem_len: int32 [B] and M, as in :class:`Memory`.
-      seg_len: T, the longest segment that may follow. A segment of exactly T tokens is written in
-        place if the caller does not keep the old cache (``donate_argnums``, a carry of
-        ``lax.scan``). A shorter segment, or one with ``lengths``, moves all slots.
+      seg_len: T, the most tokens that a segment can have. A segment of exactly T tokens is written
+        in place if the caller does not keep the old cache (``donate_argnums``, a carry of
+        ``lax.scan``). A shorter segment, or a segment with ``lengths``, moves all slots.
     """
 
     __repr__ = fields_repr
@@ -124,7 +124,7 @@ class Cache(flax.struct.PyTreeNode):
         return jax.tree.map(newest, *(x.layers[n] for x in rings))
 
 
-for _kind in (Memory, Slots, Cache, Positions):  # so that exported functions may take them
+for _kind in (Memory, Slots, Cache, Positions):  # exported functions can then take them
     jax.export.register_pytree_node_serialization(
         _kind,
         serialized_name=f"txl_jax.{_kind.__name__}",
@@ -244,11 +244,11 @@ def _advanced(
 def _written(
     slots: jax.Array, states: jax.Array, start: jax.Array, mesh: Mesh | None, turned: bool = False
 ) -> jax.Array:
-    """Returns slots [.,.,R,.] in which states [.,.,T,.] replace those from ``start`` on.
+    """Returns slots [.,.,R,.], of which T slots from ``start`` on are replaced by states [.,.,T,.].
 
-    On a CPU, numbers of 16 bits are moved as integers, since XLA would otherwise convert all slots
-    to float32. If ``turned``, the transpose of the slots is overwritten there, because a loop keeps
-    this transpose (wide_products.py). In all other cases slots are overwritten in place.
+    On a CPU, 16-bit numbers are written as integers, since XLA would otherwise convert all slots to
+    float32. If ``turned``, they are written into the transpose of the slots, because a loop carries
+    this transpose (wide_products.py). In all other cases, the states are written directly.
     """
     write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start)
     if slots.dtype.itemsize != 2 or platform_of(mesh) != "cpu":

@@ -40,7 +40,10 @@ def mixture_nll(
     table: Table,
     platform: str = "",
 ) -> jax.Array:
-    """Returns -log p(target) in nats, float32 [S]; the rows are [S,K,d], [S,K] and int32 [S]."""
+    """Returns -log p(target) in nats, float32 [S].
+
+    ``latents`` are [S,K,d], ``log_prior`` is [S,K], and ``targets`` are int32 [S].
+    """
     k, d = latents.shape[1:]
     rows, words = latents.reshape(-1, d), jnp.repeat(targets, k)
     each = cross_entropy(rows, *table, words, platform=platform)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 class Positions(flax.struct.PyTreeNode):
     """The position terms of one layer's scores; an absent term is ``None``.
 
-    A subclass may change the softmax over scores. No fused kernel supports a subclass.
+    A subclass can change the softmax over scores. No fused kernel supports a subclass.
     """
 
     u: jax.Array | None = None  # [N,H], added to queries for the product with keys
@@ -28,9 +28,10 @@ class Positions(flax.struct.PyTreeNode):
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
         """Returns softmax numerators [N,B,T,K], 0 where masked, and their sum [N,B,T,1]: float32.
 
-        The caller divides T x H sums instead of T x K weights. On a CPU this saves a third of
-        attention's time. ``parts`` are the scores, float32 [N,B,T,K], and the mask, bool [B,T,K],
-        of each set of keys. Each query must have at least one allowed key.
+        The caller divides the T x H weighted sums of values by the results' sum, instead of T x K
+        weights. On a CPU this saves a third of attention's time. ``parts`` are the scores, float32
+        [N,B,T,K], and the mask, bool [B,T,K], of each set of keys. Each query must have at least
+        one allowed key.
         """
         least = jnp.finfo(jnp.float32).min
         masked = [jnp.where(allowed, scores, least) for scores, allowed in parts]

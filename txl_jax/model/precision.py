@@ -26,11 +26,12 @@ _PASSES: dict[str | None, int] = {
 def resolved(c: TransformerXLConfig, mesh: Mesh | None) -> TransformerXLConfig:
     """Returns the config, in which values for the devices of a mesh replace ``auto``.
 
-    ``dtype`` is bfloat16 on TPUs and on GPUs and CPUs that are faster with it, else float32.
-    ``scan_layers`` is True on TPUs, whose compiler takes minutes without a loop over layers.
-    On GPUs it is True if the width is no multiple of 4, such as 410, and model/products.py does not
-    pad it: without a loop, XLA (jaxlib 0.10.2) refuses such products in bfloat16. Elsewhere it is
-    False, since a loop only copies what the gradient needs into arrays of all layers and back.
+    ``dtype`` becomes bfloat16 on TPUs, and on GPUs and CPUs that are faster with bfloat16, else
+    float32. ``scan_layers`` becomes True on TPUs, whose compiler takes minutes without a loop over
+    layers. On GPUs it becomes True if the model's width is not a multiple of 4 (such as 410) and
+    model/products.py does not pad the width. Without a loop, XLA (jaxlib 0.10.2) refuses bfloat16
+    products of this width. In all other cases ``scan_layers`` becomes False, since a loop only
+    copies the arrays for the gradient into stacked arrays of all layers and back.
     """
     platform, dtype, scan_layers = platform_of(mesh), c.dtype, c.scan_layers
     on_tpu = platform == "tpu"
@@ -43,10 +44,10 @@ def resolved(c: TransformerXLConfig, mesh: Mesh | None) -> TransformerXLConfig:
 
 
 def in_compute_dtype(c: TransformerXLConfig, params: Any) -> Any:
-    """Returns the parameters with matrices in the compute dtype, which the model casts them to.
+    """Returns the parameters with all matrices cast to the compute dtype, as the model does.
 
-    Programs that run often then read fewer bytes. A model with a mixture uses its parameters in
-    float32, so they stay as they are. ``params`` are arrays or their shapes.
+    A program that runs often then reads fewer bytes. A model with a mixture of softmaxes uses its
+    parameters in float32, so they are not cast. ``params`` are arrays or their shapes.
     """
     if c.dtype == "float32" or c.mixtures > 1:
         return params
@@ -62,7 +63,7 @@ def in_compute_dtype(c: TransformerXLConfig, params: Any) -> Any:
 
 
 def at_precision(method: F) -> F:
-    """Makes a module's method compute its products, and their gradients, as its config says."""
+    """Makes a module's method, and its gradient, multiply at the config's ``matmul_precision``."""
 
     @functools.wraps(method)
     def run(self, *args, **kwargs):
@@ -78,7 +79,7 @@ def product_precision(name: str | None) -> contextlib.AbstractContextManager[Any
 
 
 def describe(c: TransformerXLConfig, mesh: Mesh | None) -> list[str]:
-    """Returns lines about dtype and products for the start of a run; the last may be a warning."""
+    """Returns lines about dtype and products for the start of a run; the last can be a warning."""
     c, asked = resolved(c, mesh), c.matmul_precision
     named = "unset" if asked is None else repr(asked)
     lines = [
@@ -101,7 +102,7 @@ def arithmetic_record(c: TransformerXLConfig, mesh: Mesh | None) -> dict[str, An
 
 
 def rounding(c: TransformerXLConfig, mesh: Mesh | None) -> str:
-    """Names the arithmetic of a model on its devices, with an empty name for float32."""
+    """Names the arithmetic of a model on its devices; the name is empty for float32."""
     c = resolved(c, mesh)
     products = float32_products(c.matmul_precision, mesh)
     if c.dtype == "float32":
@@ -130,6 +131,7 @@ def float32_products(name: str | None, mesh: Mesh | None) -> str:
 def bfloat16_passes(name: str | None = None) -> int:
     """Returns how many bfloat16 passes a float32 product takes on a TPU at a precision: 1, 3 or 6.
 
-    ``None`` stands for the precision that JAX uses now. NVIDIA GPUs use TF32 if it is below 6.
+    ``name`` is a precision; ``None`` stands for the one that JAX uses now. NVIDIA GPUs use TF32 if
+    the result is below 6.
     """
     return _PASSES.get(current_precision() if name is None else name, 6)

@@ -1,6 +1,7 @@
 """Matrix products, in forms that XLA for GPUs computes fast.
 
-Cases: a single row, rows whose size is no multiple of 16 bytes, several products of the same rows.
+There are three special cases: a single row, rows whose size is not a multiple of 16 bytes, and
+several products of the same rows.
 """
 
 from collections.abc import Callable
@@ -15,14 +16,14 @@ from txl_jax.parallel.platforms import platform_of
 
 
 def product(x: jax.Array, matrix: jax.Array, mesh: Mesh | None, padded: bool = False) -> jax.Array:
-    """Returns the product of rows x [S,D] with a matrix [D,E], [S,E].
+    """Returns the product of rows x [S,D] with a matrix [D,E]: [S,E].
 
-    The rows of x may end with padding zeros. If ``padded``, those of the result may too.
+    Each row of x may end with zeros as padding. If ``padded``, each row of the result may too.
 
-    On a GPU a single row is computed as two equal ones. XLA for GPUs writes the products of a
-    single row with each column to memory before it adds them, so it moves four times the bytes of
-    the matrix. Sides are padded with zeros to multiples of 16 bytes there, unless the matrix is
-    split over devices.
+    On a GPU, a single row is multiplied as two equal rows. For a single row, XLA would write all
+    elementwise products to memory before it sums them, which moves four times the bytes of the
+    matrix. On a GPU, the sides of x and of the matrix are also padded with zeros to multiples of 16
+    bytes, unless the matrix is split over devices.
     """
     platform = platform_of(mesh)
     if platform != "gpu":
@@ -35,11 +36,11 @@ def product(x: jax.Array, matrix: jax.Array, mesh: Mesh | None, padded: bool = F
 def product_apart(
     x: jax.Array, matrix: jax.Array, mesh: Mesh | None, scale: float = 1.0
 ) -> jax.Array:
-    """Returns the :func:`product` of more than one row, times ``scale``, apart from others.
+    """Returns the :func:`product` times ``scale``, which XLA cannot merge with other products.
 
-    XLA for GPUs makes one product of several small ones of the same rows. A fused kernel, which
-    needs each result in an array of its own, then waits for copies. XLA may join the products of
-    the gradient.
+    ``x`` has more than one row. XLA for GPUs merges several small products of the same rows into
+    one. A fused kernel needs each result in an array of its own, so it would wait for copies. XLA
+    can still merge the products that compute the gradient.
     """
     return _aligned(lambda *inputs: _apart(scale, inputs, ()), x, matrix, mesh)
 
@@ -54,8 +55,8 @@ def _aligned(
 ) -> jax.Array:
     """Computes a product; on a GPU its sides are padded to sizes that have fast kernels.
 
-    With sides of 410 and 2,100 numbers in bfloat16, those of wt103_base, products took half of the
-    update on an H100, at about a sixth of the speed of products with fast kernels.
+    The sides of wt103_base are 410 and 2,100 numbers. Unpadded bfloat16 products with these sides
+    took half of the update on an H100. They had about a sixth of the speed of the fast kernels.
     """
     numbers = 16 // x.dtype.itemsize
     d, e = matrix.shape
@@ -78,7 +79,7 @@ def _tangent(scale, saved, tangents):
 
 
 def _gradient(scale, saved, gradient):
-    x, matrix = saved  # the scaled matrix is smaller than a scaled gradient
+    x, matrix = saved  # scales the matrix below, which is smaller than the gradient
     return gradient @ (matrix * scale).T, x.T @ gradient * scale
 
 

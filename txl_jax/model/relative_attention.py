@@ -47,39 +47,43 @@ def relative_attention(
         ( (q_i + u).k_j  +  (q_i + v_bias).r_d ) scale,        d = M + i - j
 
     (Dai et al. 2019, section 3.3). The output is the sum of the values v_j, weighted by the softmax
-    over the keys that the query sees. A fused kernel computes it on TPUs and on NVIDIA GPUs from
-    compute capability 8.0 for segments of 128 queries or more, otherwise XLA. On a GPU, the
-    kernel for bfloat16 keeps the scores of distances, (q_i + v_bias).r_d scale, in float16: beyond
-    +-65,504 they overflow.
+    over the keys that the query sees. For segments of 128 queries or more, a fused kernel computes
+    the output on TPUs and on NVIDIA GPUs of compute capability 8.0 or higher. Otherwise XLA
+    computes it. On a GPU, the kernel for bfloat16 stores the position scores,
+    (q_i + v_bias).r_d scale, in float16. Position scores beyond +-65,504 overflow.
 
-    NaN or infinity of q, k and v in the padding (``lengths``) changes no output and no gradient.
-    Elsewhere it may, even in rows of k, v and r that no query sees, such as beyond the window.
+    NaN or infinity in the padding of q, k and v (see ``lengths``) changes no output and no
+    gradient. In any other place, NaN or infinity can change them, even in rows of k, v and r that
+    no query sees, such as rows beyond the window.
 
     Args:
-      q: queries [B,T,N,H], not scaled: float32, bfloat16, float16 or float64. The other arrays may
+      q: queries [B,T,N,H], not scaled: float32, bfloat16, float16 or float64. The other arrays can
         have any of these dtypes, and are converted to that of q.
       k, v: keys and values [B,K,N,H], K >= T; the first M = K - T are memory, such as the keys of
         an earlier segment.
-      r: vectors of distances [R,N,H], of which row c is for the distance K-1-c: K rows if
-        ``causal``, else K+T-1 rows, down to the distance -(T-1).
+      r: vectors of distances [R,N,H]; row c is for the distance K-1-c. R is K if ``causal``, else
+        K+T-1, where the last row is for the distance -(T-1).
       u, v_bias: biases of the queries [N,H]; ``None`` means 0.
-      causal: queries see no later keys.
-      window: the largest distance, either way, that a query sees; ``None`` means all.
-      lengths: integers [B], the numbers of real tokens among the T; no query sees the others, and
-        their outputs are 0. ``None`` means T. Numbers outside of 0 .. T are refused. Where
-        they are unknown, as inside of ``jax.jit``, the nearer of 0 and T replaces them.
+      causal: if true, queries see no later keys.
+      window: the largest distance at which a query sees a key, before or after the query; ``None``
+        means no limit.
+      lengths: integers [B], the number of real tokens in each row; ``None`` means T. No query sees
+        the other tokens, which are padding, and the outputs of the padding are 0. A number outside
+        of 0 .. T is an error. Inside of ``jax.jit``, where numbers are unknown, they are clipped to
+        0 .. T instead.
       scale: a number; ``None`` means 1 / sqrt(H).
       dropout_rate: the probability that a weight is dropped, from 0 to 0.999999; needs
         ``dropout_key``.
-      implementation: ``auto``, or one by name (the setting ``model.kernel``).
-        ``pallas_tpu`` does not support ``causal=False``.
-      mesh: the devices, if there are several; ``None`` inside of ``jax.shard_map``. Its axes
-        ``data`` and ``fsdp`` split the B rows and ``tensor`` the N heads; it needs all three, of
-        the type ``AxisType.Auto``. ``tensor`` must divide N. If data x fsdp does not divide B,
-        ``auto`` is ``xla``, and a fused kernel by name is refused.
+      implementation: ``auto``, or the name of an implementation, as in the setting
+        ``model.kernel``. ``pallas_tpu`` does not support ``causal=False``.
+      mesh: the mesh of the devices, if there are several; ``None`` inside of ``jax.shard_map``. The
+        axes ``data`` and ``fsdp`` split the B rows, and the axis ``tensor`` splits the N heads. The
+        mesh needs all three axes, of the type ``AxisType.Auto``. The size of ``tensor`` must divide
+        N. If data x fsdp does not divide B, ``auto`` chooses ``xla``, and it is an error to name a
+        fused kernel.
 
-    If B or T is 0, the result is empty. Raises UserError if an argument is none of the above, or if
-    shapes do not fit together.
+    If B or T is 0, the result is empty. Raises UserError if an argument does not fit its
+    description, or if shapes do not fit together.
 
     >>> import jax, jax.numpy as jnp, txl_jax
     >>> from txl_jax.model.positions import sinusoids
@@ -134,7 +138,7 @@ def relative_attention(
 
 
 def _kept(where: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns an array with 0 in place of all entries but those that ``where`` marks."""
+    """Returns an array that keeps the entries marked by ``where``, and is 0 elsewhere."""
     return jnp.where(where, x, jnp.zeros_like(x))
 
 
@@ -181,7 +185,7 @@ def _check_shapes(causal: bool, q: jax.Array, k: jax.Array, **others: jax.Array 
 
 
 def _number(name: str, given: Any, convert: Callable, largest: float, rule: str) -> Any:
-    """Returns a number from 0 to ``largest`` that is known before ``jax.jit``."""
+    """Converts an argument to a number from 0 to ``largest``; refuses values traced by JAX."""
     try:
         number = convert(given)
     except (TypeError, ValueError):
@@ -195,9 +199,9 @@ def _lengths(given: Any, b: int, t: int) -> jax.Array:
     """Returns the numbers of real tokens, int32 [B], between 0 and T."""
     if given is None:
         return jnp.full(b, t, jnp.int32)
-    allowed = range(t + 1) if isinstance(t, int) else None  # T may be a symbol of jax.export
+    allowed = range(t + 1) if isinstance(t, int) else None  # T can be a symbol of jax.export
     try:
-        if not isinstance(given, jax.Array):  # np keeps the dtype; a list may have traced numbers
+        if not isinstance(given, jax.Array):  # np keeps the dtype; a list can have traced numbers
             traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(given))
             given = jnp.asarray(given) if traced else np.asarray(given)
         why = f"must be from 0 to T = {t}"

@@ -1,7 +1,7 @@
 """Projected memory in a ring of slots, for inference; a step overwrites the oldest slots in place.
 
-R slots hold keys and values. The oldest state is in slot ``oldest``, the newest in the slot before.
-For R = 4 and oldest = 1, the slots have these distances from the next query:
+R slots hold keys and values. The oldest state is in slot ``oldest``, and the newest state is in the
+slot before it. For R = 4 and oldest = 1, the slots have these distances from the next query:
 
     slot            0 1 2 3
     distance        1 4 3 2         a segment of two tokens is written to slots 1 and 2 next
@@ -25,8 +25,8 @@ from txl_jax.model.positions import Positions
 from txl_jax.model.scores import content_scores, position_scores_by_distance, weighted_sum
 
 SINGLE_RING_MAX_TOKENS = 8
-"""Segments of up to this length use one ring. For one query, two rings had 0.8 of the speed of one
-(measured with 512 slots on two cores)."""
+"""Segments of up to this length use one ring. For one query, two rings had 0.8 times the speed of
+one ring (measured with 512 slots on two CPU cores)."""
 
 
 class KeysValues(NamedTuple):
@@ -45,10 +45,10 @@ class Ring(NamedTuple):
 
 
 def slots_of(mem_len: int, seg_len: int, clamp_len: int = -1) -> tuple[int, int]:
-    """Returns the sizes of the near and the far ring: together M, rounded up to multiples of T.
+    """Returns the numbers of slots of the near and the far ring, which are multiples of T.
 
-    So a segment never wraps around the end of a ring, and every state in the far ring is more than
-    ``clamp_len`` positions before the segment's first query.
+    Their sum is M, rounded up. So a segment never wraps around the end of a ring, and every state
+    in the far ring is more than ``clamp_len`` positions before the segment's first query.
     """
     rounded = lambda n: -(-n // seg_len) * seg_len
     single = clamp_len < 0 or seg_len <= SINGLE_RING_MAX_TOKENS

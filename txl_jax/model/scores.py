@@ -5,8 +5,8 @@
 
 This module computes the terms in plain JAX; fused kernels give the same values. The position terms
 (u, v, r, b) depend on the form of attention, see :class:`~txl_jax.model.positions.Positions`. The
-caller divides q, u, v and b by sqrt(H), because they are smaller than the scores. If ``platform``
-is given, such as ``cpu``, products take the form that is fast there.
+caller divides q, u, v and b by sqrt(H), because these arrays are smaller than the scores. If
+``platform`` is given, such as ``cpu``, matrix products take the form that is fast there.
 """
 
 import jax
@@ -35,14 +35,14 @@ def position_scores(
 ) -> jax.Array:
     """Returns the sum of the terms (b) q.r and (d) v.r, and of b: [N,B,T,K].
 
-    q is [N,B,T,H], and v [N,H]. r [N,K,H] and the scalars b [N,K] are of the distances K-1 .. 0;
-    one of them may be ``None``.
+    q is [N,B,T,H], and v is [N,H]. The vectors r [N,K,H] and the scalars b [N,K] are for the
+    distances K-1 .. 0; either r or b can be ``None``.
     """
     return relative_shift(position_scores_by_distance(q, v, r, b, platform))
 
 
 def position_scores_by_distance(q, v, r, b=None, platform="") -> jax.Array:
-    """Returns :func:`position_scores`, but with column c of every query for the distance K-1-c."""
+    """Returns the scores of :func:`position_scores` by distance: column c is for distance K-1-c."""
     if r is None:
         return jnp.broadcast_to(b[:, None, None, :], (*q.shape[:3], b.shape[1]))
     q = _plus(q, v, platform)

@@ -1,8 +1,9 @@
-"""The self-check: a fused attention of a run, compared with the plain form on the run's devices.
+"""The self-check: a run's fused attention, compared with ``reference`` on the run's devices.
 
-It runs the attention that the run has planned: form, lengths, dtype, precision, dropout, episodes,
-mesh, scanned layers and several seeds, with up to three rows and two heads on a device. The result
-is kept in the compilation cache's folder, so that later starts cost nothing.
+The check runs the same attention as the run will: with its positions, lengths, dtype, precision,
+dropout, episodes, mesh, loop over layers and seeds, but with at most three rows and two heads on
+each device. The result is stored in the compilation cache's folder. Later starts read the result
+there instead of running the check again.
 """
 
 import contextlib
@@ -37,13 +38,14 @@ _PACKAGES = (
     *("jax", "jaxlib", "libtpu", "triton", "jax-triton", "jax-cuda12-pjrt", "jax-cuda13-pjrt"),
 )
 _LONG = 2**23
-"""From this many scores per head on, the check has one row and one head on a device."""
+"""With more scores per head than this, the check has one row and one head on each device."""
 
 
 class Attention(NamedTuple):
-    """A planned attention: the shapes of its inputs on a mesh, and the program around it.
+    """The attention of a planned program: the shapes of its inputs on a mesh, and its surroundings.
 
     ``implementation`` is ``model.kernel``, and ``precision`` is ``model.matmul_precision``.
+    ``scanned`` means inside of a loop over layers, and ``several_seeds`` inside of ``jax.vmap``.
     """
 
     implementation: str
@@ -79,11 +81,11 @@ def planned(
 
 
 def check(c: TransformerXLConfig, mesh: Mesh, *sizes: int, **program: bool) -> None:
-    """Compares a planned attention with the plain form, if a fused implementation computes it.
+    """Compares a planned attention with ``reference``, if a fused implementation computes it.
 
-    The arguments are those of :func:`planned`. If ``auto`` chose the implementation, any failure is
-    a warning, and ``auto`` leaves this implementation out in this process. If the user named it, a
-    failure is a KernelError. All processes of the run must call this.
+    The arguments are those of :func:`planned`. If ``auto`` chose the implementation, a failure
+    prints a warning, and ``auto`` avoids this implementation in this process. If the user named the
+    implementation, a failure raises KernelError. All processes of the run must call this.
     """
     if not choice.may_fuse(c.kernel, mesh):
         return
@@ -111,7 +113,8 @@ def check_on_one_device(c: TransformerXLConfig, *sizes: int, **program: bool) ->
 def failure(attention: Attention, name: str) -> str:
     """Runs the self-check; returns why the implementation cannot be trusted, or ``""``.
 
-    All processes compile before any runs, since a program waits for the devices of all processes.
+    All processes compile before any process runs the check, since a running program waits for the
+    devices of all processes.
     """
     compare, reason = _attempted(lambda: comparison(attention, name))
     if reason := _agreed(reason):
@@ -130,13 +133,13 @@ def _attempted(work: Callable[[], Any]) -> tuple[Any, str]:
     """Returns the result of ``work()`` or ``None``, and why it failed or ``""``."""
     try:
         return work(), ""
-    except Exception as error:  # from one of several compilers, or at the launch
+    except Exception as error:  # several compilers, or the launch, can raise it
         what = f"{type(error).__name__}: {one_line(error)}"
         return None, f"fails its self-check on this device ({what})"
 
 
 def _agreed(reason: str) -> str:
-    """Returns why this process failed, or else which one did; ``""`` if none did."""
+    """Returns why this process failed, or which other process failed; ``""`` if none did."""
     failing = processes.failing(bool(reason))
     if reason and not processes.is_process_zero() and 0 not in failing:
         say(f"warning: process {jax.process_index()}: {reason}")
@@ -155,10 +158,10 @@ def tolerance(attention: Attention, name: str) -> float:
 
 
 def comparison(attention: Attention, name: str) -> Callable[[], float]:
-    """Compiles the implementation, and returns a function that compares it with the plain form.
+    """Compiles the implementation, and returns a function that compares it with ``reference``.
 
-    The function returns the largest difference of values and gradients, relative to the largest
-    entry.
+    The function returns the largest difference in any array of values or gradients, relative to the
+    largest entry of this array.
     """
     run = lower(attention, name).compile()
 
@@ -193,7 +196,7 @@ def lower(attention: Attention, name: str) -> jax.stages.Lowered:
 
 
 def _twice(mapped, function, x: AttentionInputs) -> Any:
-    """Returns the mean of the results for two copies of the inputs, which equals one result."""
+    """Returns the mean of the results for two copies of ``x``, which equals the result for one."""
     both = mapped(function, jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), x))
     return jax.tree.map(lambda y: (y[0] + y[1]) / 2, both)
 
@@ -206,7 +209,8 @@ def _plain(x: AttentionInputs):
 def drawn(attention: Attention) -> AttentionInputs:
     """Draws random inputs of a planned attention, with fewer rows and heads.
 
-    Memories are full, partly filled and empty in turn. With episodes, one starts within each row.
+    The memory of the first row is full, of the second two thirds full, of the third empty, and so
+    on. With episodes, a new episode starts within each row.
     """
     x, shape = attention.x, attention.mesh.shape
     (n, b, t, h), mask = x.q.shape, x.mask
@@ -245,7 +249,7 @@ def _kept_or_found(attention: Attention, name: str) -> str:
         reason = processes.on_process_zero(lambda: _read(file))
         if reason is None:
             reason = failure(attention, name)
-            # If a process ran out of memory, another start may have enough.
+            # A process that ran out of memory can have enough at the next start: writes no file.
             if not processes.failing("RESOURCE_EXHAUSTED" in reason):
                 processes.on_process_zero(lambda: _write(file, reason))
         _results[file] = reason
@@ -275,7 +279,7 @@ def _folder() -> epath.Path | None:
 
 
 def _read(file: str) -> str | None:
-    """Returns the reason in a kept result, ``""`` if it passed, or ``None`` if there is none."""
+    """Returns the failure in a stored result, ``""`` if the check passed, ``None`` if no result."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if folder := _folder():
             return json.loads((folder / file).read_text())["failure"]

@@ -35,11 +35,11 @@ class TransformerXL(nn.Module):
       ((1, 3, 11), (2, 1, 4, 8), 3)
 
     Every method takes these options as keywords. ``train=True`` applies dropout and needs
-    ``rngs={"dropout": key}``. ``reset`` as bool [B] empties the memory of a stream before this
-    segment; as bool [B,T] it starts a new episode at a position, from which no query sees earlier
-    episodes. ``lengths``, int32 [B] from 0 to T, is the number of real tokens of each row, padded
-    on the right; memory keeps the last M real states. Rows are independent. Arguments are NumPy or
-    JAX arrays.
+    ``rngs={"dropout": key}``. If ``reset`` is bool [B], it empties the memory of the marked streams
+    before this segment. If it is bool [B,T], a new episode starts at each marked position, and no
+    query in an episode sees earlier episodes. ``lengths``, int32 [B] from 0 to T, is the number of
+    real tokens in each row, which is padded on the right. The memory keeps the last M real states.
+    Rows are independent. Arguments are NumPy or JAX arrays.
 
     Every method raises a ValueError that names the argument, for a wrong dtype or shape, for
     ``lengths`` outside of 0 to T, and for ``tokens`` and ``targets`` outside of 0 to V-1. Under
@@ -70,7 +70,7 @@ class TransformerXL(nn.Module):
             shape = (*[c.n_layer] * c.untie_r, c.n_head, c.d_head)
             self.u, self.v = self.param("u", init, shape), self.param("v", init, shape)
         block: type[Block] = Block
-        if c.remat != "none":  # what is stored for the gradient
+        if c.remat != "none":  # the policy says which results are stored for the gradient
             products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
             nothing = jax.checkpoint_policies.nothing_saveable
             policy = products if c.remat == "products" else nothing
@@ -104,8 +104,8 @@ class TransformerXL(nn.Module):
         """Returns the projected memory for inference, which other methods take as ``mems``.
 
         The cache starts with the states of ``mems``, which may be empty, and takes segments of at
-        most ``seg_len`` tokens. The results equal those with ``mems``, up to rounding. Raises
-        ValueError for ``scan_layers`` and for forms of attention without memory.
+        most ``seg_len`` tokens. The model's results with the cache equal those with ``mems``, up to
+        rounding. Raises ValueError for ``scan_layers`` and for forms of attention without memory.
         """
         c = self.cfg
         if c.scan_layers:
@@ -133,7 +133,7 @@ class TransformerXL(nn.Module):
     def __call__(
         self, tokens, mems, *, train: bool = False, reset=None, lengths=None, context_len=0
     ):
-        """Returns logits, float32 [B,T,V], and the new :class:`Memory`, or :class:`Cache` if given.
+        """Returns logits, float32 [B,T,V], and the new memory (a :class:`Cache` if given a cache).
 
         With an adaptive softmax or a mixture, the logits are log-probabilities.
 
@@ -141,10 +141,10 @@ class TransformerXL(nn.Module):
           tokens: int32 [B,C+T].
           mems: the memory of M slots from :meth:`init_mems` or from the segment before, or a cache
             from :meth:`init_cache`.
-          train, reset, lengths: those of every method.
+          train, reset, lengths: the options that :class:`TransformerXL` describes.
           context_len: C. The first C tokens are run again as context and get no logits (``ext_len``
-            of the authors' PyTorch code). The given memory ends before them, and the new memory C
-            tokens before the segment's end.
+            of the authors' PyTorch code). The given memory ends before these C tokens. The new
+            memory ends C tokens before the end of the segment.
         """
         options = SegmentOptions(train, reset, lengths, context_len)._asdict()
         logits, _, mems = self.logits_and_states(tokens, mems, **options)
@@ -181,7 +181,7 @@ class TransformerXL(nn.Module):
 
     @at_precision
     def past_nll(self, log_p, inputs):
-        """Returns the loss of decoding each input from the prediction after it: nats, [B,T].
+        """Returns the loss of decoding each input word from the next word's prediction: nats [B,T].
 
         The loss is a regulariser (Brahma 2019). ``log_p`` of the next token is float32 [B,T,V], and
         ``inputs`` are int32 [B,T].
@@ -200,9 +200,10 @@ class TransformerXL(nn.Module):
         The embeddings are not multiplied by sqrt(D), unlike those of tokens. With ``absolute``
         attention, the sinusoids of their positions are added.
 
-        For an agent, a ``same_length`` window is needed for acting to equal learning: without it,
-        a step sees M earlier steps, and the last step of a segment of T sees M + T - 1. The outputs
-        then differ as soon as the memory is full. See :mod:`txl_jax.agents`.
+        For an agent, acting and learning give equal outputs only with a ``same_length`` window.
+        Without this window, a step in acting sees M earlier steps, but the last step of a segment
+        of T steps in learning sees M + T - 1. The outputs then differ as soon as the memory is
+        full. See :mod:`txl_jax.agents`.
         """
         states, _, mems = self._run(embeddings, mems, SegmentOptions(train, reset, lengths))
         return self.drop_output(states, train), mems
@@ -211,7 +212,7 @@ class TransformerXL(nn.Module):
     def core_and_inputs(self, embeddings, mems, *, train=False, reset=None, lengths=None):
         """Runs :meth:`core`, and returns states, the input of every layer [L,B,T,D], new memory.
 
-        The inputs, in the compute dtype, are what a memory holds of these positions.
+        The inputs, in the compute dtype, are the states that a memory stores for these positions.
         """
         options = SegmentOptions(train, reset, lengths)
         states, inputs, mems = self._run(embeddings, mems, options)

@@ -4,9 +4,9 @@ A memory state s has the key W_k s and the value W_v s. Scores and sums can be r
 
     q.(W_k s) = (W_k^T q).s                sum_j a_j (W_v s_j) = W_v (sum_j a_j s_j)
 
-So the T queries and their T sums are projected instead of the M states. Per stream, that takes
-4 M T N D operations instead of 4 M D N H, which is T / H times as many. An agent that takes one
-step with H = 64 needs 1/64 of the operations.
+So the T queries and their T sums are projected instead of the M states. For each stream, this takes
+4 M T N D operations instead of 4 M D N H, which is T / H times as many. For example, an agent that
+takes one step at a time (T = 1) with H = 64 needs 1/64 of the operations.
 """
 
 from typing import NamedTuple
@@ -21,9 +21,10 @@ from txl_jax.model.scores import content_scores, position_scores
 
 
 class States(NamedTuple):
-    """States of memory, and what maps a state s to its key and value: ``kernel s + shift``.
+    """States of memory, and the maps from a state s to its key and value: ``kernel s + shift``.
 
-    A LayerNorm's scale is part of the kernels; its bias and a bias of values, part of the shifts.
+    The kernels include the scale of a LayerNorm. The shifts include the bias of a LayerNorm, and a
+    bias of the values.
     """
 
     states: jax.Array  # [B,M,D]
@@ -32,7 +33,7 @@ class States(NamedTuple):
 
 
 def is_cheaper(seg_len: int, mem_len: int, d_head: int) -> bool:
-    """Tells whether states stay unprojected: only if T <= H / 8, since the products are thin."""
+    """Tells whether not to project states: if T <= H / 8, since products of few rows are slow."""
     return mem_len > 0 and 8 * seg_len <= d_head
 
 
@@ -49,7 +50,7 @@ def attend(
     content = q if p.u is None else q + p.u[:, None, None]
     wide = jnp.einsum("nbth,dnh->bntd", content, kernels.keys)
     shift = jnp.einsum("nbth,nh->nbt", content, shifts.keys)[..., None]
-    # The large factor is first: XLA for CPUs copies the second one (measured: 1.9 ms -> 0.3 ms).
+    # The large factor is first: XLA for CPUs copies the second factor (measured: 1.9 -> 0.3 ms).
     product = jnp.einsum("bmd,bntd->bmnt", past.states, wide, preferred_element_type=jnp.float32)
     scores = [product.transpose(2, 0, 3, 1) + shift, content_scores(q, p.u, present.keys)]
     if p.of_distances:

@@ -1,13 +1,14 @@
 """Products of bfloat16 factors on a CPU, with float32 results.
 
-XLA has kernels for processors that multiply bfloat16 (twice as fast as float32 on an EPYC with
-AVX512-BF16). It uses them for float32 results, and for sums over the last axis of the first factor:
+Some processors have instructions that multiply bfloat16, and XLA has fast kernels for them (twice
+as fast as float32 on an EPYC with AVX512-BF16). XLA uses these kernels only if the result is
+float32, and if the sum is over the last axis of the first factor:
 
     x [S,D] y [D,E]          x [S,D] y [E,D]^T          not x [S,D]^T g [S,E], a matrix's gradient
 
-So x is copied in another order for the third one. All other orders and bfloat16 results are several
-times slower, or only as fast as float32. Single rows are slow too, except under
-:func:`reading_rows`.
+So for the third product, x is first copied to a transposed array. Products with another order of
+axes or with bfloat16 results are several times slower, or only as fast as float32. Products of a
+single row are slow too, except under :func:`reading_rows`.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ from txl_jax.parallel.platforms import cpu_has_bfloat16
 
 _COLUMNS, _ROWS = -2, -1
 _PARTS = 8
-_LEAST = 4096  # numbers of a factor: smaller ones take as long to compile, and gain nothing
+_LEAST = 4096  # numbers in a factor; a smaller one compiles as slowly and gains nothing
 _READING = contextvars.ContextVar("reading rows", default=False)
 
 
@@ -40,8 +41,9 @@ def apply_to(platform: str, x: jax.Array, y: jax.Array) -> bool:
 def reading_rows() -> Iterator[None]:
     """Makes products of a single row, in a loop on a CPU, read the other factor at full speed.
 
-    The loop should keep the other factor as :func:`to_bits` returns it, but transposed if it has
-    batch axes and its rows are multiplied. It is not for ``jax.vmap``, where rows share it.
+    The loop should carry the other factor as :func:`to_bits` returns it. If that factor has batch
+    axes and its rows are multiplied (:func:`products_of_rows`), the loop should carry its
+    transpose. Do not use this with ``jax.vmap``, which makes several rows share the factor.
     """
     token = _READING.set(True)
     try:
@@ -70,7 +72,7 @@ def matmul(x: jax.Array, y: jax.Array, platform: str = "") -> jax.Array:
 
 
 def products_of_rows(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Returns the products of rows of x [...,S,D] and y [...,E,D]: float32 [...,S,E]."""
+    """Returns the dot products of rows of x [...,S,D] and y [...,E,D]: float32 [...,S,E]."""
     return _product((_ROWS, jnp.dtype(jnp.float32), _reads_rows(x, y)), (x, y), ())
 
 
@@ -81,7 +83,7 @@ def _columns(x: jax.Array, y: jax.Array) -> jax.Array:
 def to_bits(tree: Any) -> Any:
     """Returns a tree whose bfloat16 arrays are replaced by their bits, uint16.
 
-    In a loop under :func:`reading_rows` arrays stay bits, since XLA would copy bfloat16 arrays.
+    A loop under :func:`reading_rows` carries bits, since XLA would copy bfloat16 arrays.
     """
     bits = lambda x: jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
     return jax.tree.map(bits, tree)
@@ -94,11 +96,11 @@ def from_bits(tree: Any) -> Any:
 
 
 def _float32(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
-    """Returns the float32 product of x [...,S,D] and y, whose ``axis`` is summed over.
+    """Returns the float32 product of x [...,S,D] and y, summed over this ``axis`` of y.
 
-    A single row is computed as two. If ``axis`` is ``_COLUMNS``, a caller must round the result
-    before it transposes it. XLA would otherwise move the transpose into the product after it has
-    chosen a kernel, and the program would fail when it runs.
+    A single row is computed as two equal rows. If ``axis`` is ``_COLUMNS``, a caller must round the
+    result before transposing it. Otherwise XLA would move the transpose into the product after
+    choosing a kernel, and the program would fail when it runs.
     """
     lead, single = x.shape[:-2], x.shape[-2] == 1
     if single:
@@ -115,11 +117,12 @@ def _float32(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
 def _of_a_row(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
     """Returns the float32 product of a row x [...,1,D] and y, as :func:`_float32`.
 
-    XLA has no fast kernel for this, but elementwise kernels read arrays at the speed of memory. So
-    D is cut into eight parts, whose sum is one such kernel, and a rest. y is read as integers,
-    because XLA converts slices of bfloat16 arrays to float32 first, and behind a barrier, because
-    XLA would otherwise convert y before a loop and keep it in float32. Sums over rows of a batch,
-    which are short, are ten times as fast if the transpose of y is in memory.
+    XLA has no fast kernel for this product, but its elementwise kernels read arrays at the speed of
+    memory. So D is cut into eight equal parts and a remainder, and one elementwise kernel adds the
+    eight parts. y is read as integers, because XLA would first convert slices of bfloat16 arrays to
+    float32. A barrier stops XLA from converting y to float32 before a loop and keeping the result.
+    With batch axes, the sums over rows of y are short. They are ten times as fast if the transpose
+    of y is in memory.
     """
     y = jax.lax.bitcast_convert_type(y, jnp.uint16)
     if y.ndim > 2 and axis == _ROWS:
@@ -146,7 +149,7 @@ def _of_a_row(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
 
 
 def _of_columns(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Returns the products of columns of x [...,S,D] and y [...,S,E]: float32 [...,D,E]."""
+    """Returns the dot products of columns of x [...,S,D] and y [...,S,E]: float32 [...,D,E]."""
     if not all(isinstance(size, int) for size in x.shape):  # a symbolic size of jax.export
         return jnp.einsum("...sd,...se->...de", x, y, preferred_element_type=jnp.float32)
     if x.shape[-2] % 2:
@@ -182,8 +185,9 @@ _product = with_derivatives(_forward, _tangent, _gradient)
 def add_bias(x: jax.Array, bias: jax.Array, platform: str = "") -> jax.Array:
     """Returns x [...,S,E] plus a bias [...,E], in the dtype of x, on any platform.
 
-    Inside an update, XLA adds rows of bfloat16 gradients on a CPU by slow kernels (measured,
-    RESULTS.md). With units for bfloat16, the gradient of the bias is a product with ones instead.
+    On a CPU, XLA sums the rows of a bfloat16 gradient inside an update with slow kernels (measured,
+    RESULTS.md). So on a CPU that multiplies bfloat16, the gradient of the bias is computed as a
+    product with ones.
     """
     if platform == "cpu" and x.dtype == jnp.bfloat16 and cpu_has_bfloat16():
         return _plus_bias(None, (x, bias), ())

@@ -1,7 +1,7 @@
 """Starts JAX's devices, and says why a GPU or TPU of this machine is not among them.
 
 JAX catches every error of a CUDA plugin, such as a missing cuDNN or a driver that is too old, and
-continues on the CPU, even with ``JAX_PLATFORMS=cuda,cpu`` if no GPU is visible.
+continues on the CPU. It does so even with ``JAX_PLATFORMS=cuda,cpu`` if no GPU is visible.
 """
 
 import functools
@@ -25,13 +25,13 @@ from txl_jax.messages import one_line
 from txl_jax.standard_streams import say
 
 ROOT = "/"
-"""The folder of ``proc``, ``dev`` and ``sys``."""
+"""The folder that contains ``proc``, ``dev`` and ``sys``."""
 
 _GPU_FILES = ("dev/nvidia[0-9]*", "usr/lib/wsl/lib/libcuda.so*", "proc/driver/nvidia/gpus/*")
 _GOOGLE = "0x1ae0\n"  # the vendor of TPUs; other devices have files in /dev/vfio too
 _TPU_VARIABLES = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID")
 _CUDA = {"cuda13": (580, (7, 5)), "cuda12": (525, (0, 0))}
-"""The extras for GPUs, newest first: the oldest driver and compute capability of each."""
+"""The package's extras for GPUs, newest first, with the lowest driver and compute capability."""
 _SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 _THREADS = 64  # the fewest threads of XLA for several CPU devices
 _ON_PURPOSE = "; to use the CPU, set JAX_PLATFORMS=cpu"
@@ -39,13 +39,13 @@ _ON_PURPOSE = "; to use the CPU, set JAX_PLATFORMS=cpu"
 
 @functools.cache
 def start_devices() -> None:
-    """Starts JAX's devices, once per process; warns if the CPU is used beside a GPU or TPU.
+    """Starts JAX's devices, once per process; warns if JAX does not use the machine's GPU or TPU.
 
     With several processes, call this after they are connected.
 
     Raises ConfigError if ``JAX_PLATFORMS`` begins with a platform that does not start. The message
-    names the driver, the plugin and the fix. One of several processes exits with code 2 instead,
-    because JAX cannot count the processes without devices.
+    names the driver, the plugin and the fix. One of several processes exits with code 2 instead of
+    raising the error, because JAX needs devices to count the processes.
     """
     order_collectives()
     asked = (jax.config.values["jax_platforms"] or "").split(",")[0].strip()
@@ -79,12 +79,15 @@ _NAMES = {"gpu": "an NVIDIA GPU", "tpu": "a TPU"}
 def order_collectives() -> None:
     """Keeps a program's collectives from waiting for ever on several CPU devices.
 
-    By default, XLA may start independent collectives in different orders on different CPU devices,
-    which then wait until XLA aborts after 40 seconds. They also wait for ever if waiting
-    collectives block all threads of XLA, which by default has one for each core or device: a loop
-    with a collective, and a collective after the loop, may wait at the same time. Variables of the
-    environment prevent both, because a compiler option of a single program has no effect on a
-    program that comes from the compilation cache. A variable or a flag that the user has set is
+    By default, XLA can start independent collectives in a different order on each CPU device. The
+    devices then wait for each other until XLA aborts after 40 seconds.
+
+    Devices also wait for ever if waiting collectives block all threads of XLA. By default, XLA has
+    only one thread for each core or device, but a collective in a loop and another one after the
+    loop can wait at the same time.
+
+    Environment variables prevent both problems. A compiler option could not: it has no effect on a
+    program that comes from the compilation cache. Variables and flags that the user has set are
     kept.
     """
     flags, settings = os.environ.get("XLA_FLAGS", ""), jax.config.values
@@ -100,7 +103,7 @@ def order_collectives() -> None:
 
 
 def find_accelerator() -> tuple[str, str] | None:
-    """Returns ``gpu`` or ``tpu`` and what shows that this machine has one, without asking JAX."""
+    """Returns ``gpu`` or ``tpu`` and a sign that this machine has one, without asking JAX."""
     for kind, files in (("gpu", _files(_GPU_FILES)), ("tpu", _tpu_files())):
         if files:
             return kind, files[0]
@@ -135,7 +138,7 @@ def _failure(asked: str, said: list[tuple[int, str]]) -> str:
 
 def _explain(kind: str, said: list[tuple[int, str]]) -> str:
     """Returns reason, driver, plugin and fix for a kind of device that did not start."""
-    other = {"gpu": "'tpu'", "tpu": "'cuda'"}.get(kind)  # its messages are left out
+    other = {"gpu": "'tpu'", "tpu": "'cuda'"}.get(kind)  # messages about it are left out
     texts = [_brief(text) for _, text in said if not (other and other in text)]
     reason = "; ".join(dict.fromkeys(filter(None, texts)))
     if kind == "tpu":
@@ -149,13 +152,13 @@ def _explain(kind: str, said: list[tuple[int, str]]) -> str:
 
 
 def _brief(said: str) -> str:
-    """Returns the sentence of a message of JAX that says what failed."""
+    """Shortens a message of JAX to the part that says what failed."""
     said = re.sub(r"\(set JAX_PLATFORMS=''.*?\)|\(you may need to uninstall.*?\)", "", said)
     return one_line(said).strip(" .;")[:500]
 
 
 def _gpu_state() -> tuple[str, str]:
-    """Returns driver and plugin of GPUs, and the fix."""
+    """Returns a description of the GPUs' driver and plugin, and the fix."""
     driver, capability = driver_of_gpus()
     versions = {extra: installed_version(f"jax-{extra}-plugin") for extra in _CUDA}
     plugins = {extra: version for extra, version in versions.items() if version}
@@ -198,7 +201,7 @@ def _gpu_fix(driver: str | None, extra: str | None, plugins: dict[str, str]) -> 
 
 
 def _are_hidden(visible: str) -> bool:
-    """Whether a value of ``CUDA_VISIBLE_DEVICES`` hides all GPUs: its first one does not exist."""
+    """Tells whether the first GPU of ``CUDA_VISIBLE_DEVICES`` does not exist, which hides all."""
     index, listed = re.match("[0-9]+", visible), _nvidia_smi("-L")[0]
     if index is None:
         return re.match("GPU-|MIG-|all", visible) is None
@@ -206,7 +209,7 @@ def _are_hidden(visible: str) -> bool:
 
 
 def _tpu_state() -> tuple[str, str]:
-    """Returns device files and plugin of TPUs, and the fix."""
+    """Returns a description of the TPUs' device files and plugin, and the fix."""
     version, files = installed_version("libtpu"), ", ".join(_tpu_files())
     state = f"driver {files or 'not found (/dev/accel0, /dev/vfio/0)'}"
     if version is None:
@@ -236,9 +239,10 @@ def driver_of_gpus() -> tuple[str | None, tuple[int, int] | None]:
 
 
 def _nvidia_smi(*flags: str) -> tuple[str, str]:
-    """Returns what nvidia-smi prints, or else why it fails; nothing if it is absent or finds none.
+    """Returns what nvidia-smi prints, or an empty text and why nvidia-smi fails.
 
-    A driver that is not loaded, or that was updated without a reboot, makes it fail.
+    Both texts are empty if nvidia-smi is not installed or finds no GPU. nvidia-smi fails if the
+    driver is not loaded, or if the driver was updated without a reboot.
     """
     program = shutil.which("nvidia-smi")
     if program is None:

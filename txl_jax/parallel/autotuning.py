@@ -1,9 +1,12 @@
 """The kernels that XLA's autotuner chose for a program on NVIDIA GPUs, kept with the run.
 
-XLA measures kernels while it compiles. Another choice would change the rounding of a run that
-resumes after the cache of compiled programs was lost. XLA keeps its choices in a folder, whose path
-is a part of the key of a compiled program. So the folder lies beside the compiled programs and is
-named after the program, and runs of one program share both. The workdir has a copy:
+While XLA compiles, it measures several kernels and chooses one of them. If the cache of compiled
+programs is lost, a resumed run compiles again, and another choice would change its rounding. So the
+choices are kept with the run.
+
+XLA writes its choices to a folder, whose path is a part of the compiled program's key in the cache.
+So the folder is beside the compiled programs and is named after the program, and all runs of one
+program share both the folder and the compiled program. The workdir has a copy of the choices:
 
     workdir/autotuned.json ──▶ compiled/autotuned/PROGRAM/ ──▶ compiler
                            ◀──
@@ -26,7 +29,7 @@ from txl_jax.parallel.platforms import platform_of
 from txl_jax.paths import path
 
 Choices = dict[str, str]
-"""The contents of XLA's files, as Latin-1, by their names."""
+"""Maps the name of each of XLA's files to its contents, decoded as Latin-1."""
 _OPTION = "xla_gpu_per_fusion_autotune_cache_dir"
 
 

@@ -20,10 +20,11 @@ LIMIT = 2 * 2**30
 def keep_compiled_programs() -> None:
     """Makes JAX cache the programs that take over a second to compile.
 
-    The cache is the folder ``compiled`` of ``$TXL_DATA_DIR`` or ``~/.cache/txl_jax``, reduced to
-    :data:`LIMIT` bytes unless ``JAX_COMPILATION_CACHE_MAX_SIZE`` is set. (With this variable, jax
-    0.10.2 stores nothing in a folder that was filled without it.) ``JAX_COMPILATION_CACHE_DIR``
-    names another folder. If the folder cannot be used, a warning is printed.
+    The cache is the folder ``compiled`` of ``$TXL_DATA_DIR`` or ``~/.cache/txl_jax``. Its size is
+    first reduced to :data:`LIMIT` bytes, unless ``JAX_COMPILATION_CACHE_MAX_SIZE`` is set. (With
+    this variable, jax 0.10.2 stores nothing in a folder that was filled without the variable.)
+    ``JAX_COMPILATION_CACHE_DIR`` names another folder. If the folder cannot be used, a warning is
+    printed.
     """
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
@@ -40,7 +41,7 @@ def keep_compiled_programs() -> None:
 def remove_longest_unused(folder: Path, limit: int) -> None:
     """Removes the programs of JAX's cache that were unused longest, down to ``limit`` bytes.
 
-    Several processes may do this at once. Many file systems record only the day of the last read.
+    Several processes can do this at once. Many file systems record only the day of the last read.
     """
     with contextlib.suppress(OSError):  # the next start removes the rest
         stats = [(file.stat(), file) for file in folder.glob("*-cache")]
@@ -52,7 +53,7 @@ def remove_longest_unused(folder: Path, limit: int) -> None:
 
 
 def cache_folder() -> Path | None:
-    """Returns the folder of compiled programs in use, for files beside them, if it is local."""
+    """Returns a local folder of compiled programs, for other files beside them, or ``None``."""
     folder = jax.config.values["jax_compilation_cache_dir"]
     if folder and not is_remote(folder):
         return Path(folder)
@@ -63,7 +64,7 @@ def cache_folder() -> Path | None:
 
 
 def _folder() -> Path:
-    """Returns the cache of this type of processor, which the keys of JAX's cache do not include."""
+    """Returns a cache folder for this type of processor, which JAX's cache keys do not include."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -74,9 +75,9 @@ def _folder() -> Path:
 
 
 def compiled_rows(n: int) -> int:
-    """Returns the number of rows of the program that computes n rows; the others are padding.
+    """Returns how many rows the program for n rows is compiled with; the other rows are padding.
 
-    It is a power of two up to 8, and then a multiple of 8. So a program is compiled for few numbers
-    of rows, and at most 7 rows are padding.
+    The result is a power of two up to 8, and a multiple of 8 above. So programs are compiled for
+    only a few numbers of rows, and at most 7 rows are padding.
     """
     return 1 << max(n - 1, 0).bit_length() if n <= 8 else -(-n // 8) * 8

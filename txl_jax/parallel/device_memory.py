@@ -1,8 +1,8 @@
 """The memory of the devices, and the check of a program before it runs.
 
-A program is compiled first. The compiler's figure is compared with the memory of the device, and
-only then is anything allocated. Before that, :func:`check_arrays` refuses arrays that alone exceed
-the memory.
+A program is compiled first. The memory that it needs, by the compiler's count, is compared with the
+memory of the device. Only then is anything allocated. Before compiling, :func:`check_arrays`
+refuses arrays that exceed the memory by themselves.
 """
 
 import contextlib
@@ -68,8 +68,8 @@ TRAINING = Work(
 def check_arrays(work: Work, arrays: Any, mesh: Mesh | None = None, copies: int = 1) -> None:
     """Raises ConfigError if ``copies`` copies of a tree of arrays exceed the memory of a device.
 
-    The arrays may be shapes, with shardings or without. ``mesh`` has the devices; ``None`` means
-    the first device of this process.
+    The tree can have shapes in place of arrays, with shardings or without. ``mesh`` has the
+    devices; ``None`` means the first device of this process.
     """
     _compare(work, copies * array_bytes(arrays), _devices(mesh), "at least ")
 
@@ -79,7 +79,8 @@ def check_program(
 ) -> Any:
     """Returns the compiled program, or raises ConfigError if it exceeds the memory of a device.
 
-    ``resident`` means that its arguments are on the devices already. ``options`` are XLA's.
+    ``resident`` means that the program's arguments are already on the devices. ``options`` are
+    XLA's compiler options.
     """
     with explained(work):
         compiled = lowered.compile(options)
@@ -101,7 +102,7 @@ def program_bytes(m: Any) -> int:
 
 
 class Checked:
-    """A jitted function whose program is compared with the memory before it runs first.
+    """A jitted function whose program is compared with the device's memory before its first run.
 
     A call raises ConfigError if the program for arguments of these shapes does not fit, or if a
     device runs out of memory.
@@ -129,7 +130,7 @@ class Checked:
 
 @contextlib.contextmanager
 def explained(work: Work) -> Iterator[None]:
-    """Raises ConfigError with the settings that help where a device runs out of memory."""
+    """If a device runs out of memory, raises a ConfigError that names the settings to change."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -142,7 +143,7 @@ def explained(work: Work) -> Iterator[None]:
 
 
 def array_bytes(tree: Any) -> int:
-    """Returns the bytes of a device that a tree of arrays, or of their shapes, occupies."""
+    """Returns the bytes that a tree of arrays, or of their shapes, occupies on each device."""
 
     def size(x: Any) -> int:
         sharding = getattr(x, "sharding", None)
@@ -171,7 +172,7 @@ def gpu_share() -> float:
 
 
 def use_most_memory() -> None:
-    """Lets JAX use :data:`GPU_SHARE` of a GPU, unless the environment says how much.
+    """Lets JAX use :data:`GPU_SHARE` of a GPU, unless an environment variable sets the share.
 
     By default JAX uses three quarters. Call this before JAX starts its devices.
     """

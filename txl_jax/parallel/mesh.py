@@ -6,7 +6,7 @@
     copies    nothing: groups of devices that repeat the same work. A mesh has this axis only if
               several processes have more devices than the rows can use
 
-The shardings of arrays on it are in shardings.py.
+The shardings of arrays on a mesh are in shardings.py.
 """
 
 import collections
@@ -34,11 +34,14 @@ def make_mesh(
 ) -> Mesh:
     """Returns the training mesh; ``data=-1`` uses the most devices that divide a batch's rows.
 
-    ``fsdp=-1`` moves some or all of them from ``data`` to ``fsdp`` (:func:`_sharing_parameters`).
-    ``devices`` are all devices of the run unless given. With several processes all devices take
-    part: those that get no rows repeat the work of others, along the axis ``copies``. Raises
-    ConfigError if the devices are too few, do not divide rows, heads or inner width, or cannot be
-    used in part (those of several processes, and of a TPU slice).
+    ``fsdp=-1`` moves some or all of these devices from ``data`` to ``fsdp``
+    (:func:`_sharing_parameters`). ``devices`` are all devices of the run unless given. With several
+    processes, all devices take part: devices without rows of their own repeat the work of other
+    devices, along the axis ``copies``.
+
+    Raises ConfigError if there are too few devices, or if they do not divide rows, heads or inner
+    width. With several processes and on TPUs, it also raises ConfigError if the mesh would use a
+    number of devices that does not divide their total number.
     """
     devices = jax.devices() if devices is None else devices
     rows, fsdp = batch_size // micro_batches, _given_fsdp(c)
@@ -62,8 +65,9 @@ def scoring_mesh(
 ) -> Mesh:
     """Returns the mesh to score ``batch_size`` streams, which an evaluator pads with empty rows.
 
-    ``data=-1`` uses the fewest devices that have no more rows each than all devices would have, or
-    all devices if there are several processes. Raises ConfigError like :func:`make_mesh`.
+    ``data=-1`` uses as few devices as possible, without giving a device more rows than if all
+    devices were used. With several processes, it uses all devices. Raises ConfigError like
+    :func:`make_mesh`.
     """
     devices = jax.devices() if devices is None else devices
     fitting, data = _data_sizes(c, devices), c.data
@@ -85,8 +89,8 @@ def idle_devices(
 ) -> str | None:
     """Returns a warning that names the nearest batch sizes if devices are idle or repeat work.
 
-    Devices that ``mesh.data`` leaves idle, as the user asked, need no warning. ``count`` is the
-    number of devices, by default all of the run. ``key`` is the batch's setting.
+    There is no warning if the user chose ``mesh.data`` and so left devices idle. ``count`` is the
+    number of devices, by default all of the run. ``key`` is the setting of the batch size.
     """
     count, fsdp, busy = count or jax.device_count(), _given_fsdp(c), mesh.size // copies(mesh)
     others = fsdp * c.tensor
@@ -114,8 +118,8 @@ def _data_sizes(c: MeshConfig, devices: Sequence[jax.Device]) -> list[int]:
 
 
 def _is_part(used: int, devices: Sequence[jax.Device]) -> bool:
-    """Tells whether a mesh of ``used`` devices can run beside the others, or with copies of it."""
-    # Every process must take part, and libtpu has no programs for other parts of a slice.
+    """Tells whether a mesh can have ``used`` devices, if other devices are idle or hold copies."""
+    # Every process must take part, and libtpu cannot compile programs for other parts of a slice.
     any_number = devices[0].platform != "tpu" and not _many_processes(devices)
     return any_number or len(devices) % used == 0
 
@@ -153,10 +157,10 @@ def _mesh(
         )
     repeated = count // used if _many_processes(devices) else 1
     used *= repeated
-    # XLA numbers the GPUs of each host as a slice too, but they may divide more than rows.
+    # XLA gives the GPUs of each host a slice index too, but any axis of a mesh can span GPU hosts.
     slice_of = lambda d: getattr(d, "slice_index", 0) if d.platform == "tpu" else 0
     slices = len({slice_of(d) for d in devices[:used]})
-    sharing = math.gcd(data, slices)  # the slices that share the rows
+    sharing = math.gcd(data, slices)  # the number of slices that divide the rows
     if repeated % (slices // sharing):
         raise ConfigError(
             f"config key mesh = {axes}: only mesh.data divides work among the {slices} TPU slices,"
@@ -178,15 +182,15 @@ def _mesh(
 
 
 _SHARED_FROM = {"gpu": 1 << 25, "tpu": 1 << 29}
-"""The number of parameters of layers from which a platform's devices share them.
+"""For each platform, the number of parameters in the layers from which devices share parameters.
 
-On GPUs the optimizer's traffic then costs more time than some more collectives. On TPUs sharing
-saves no time (RESULTS.md), but a chip may be too small for more parameters.
+On GPUs, the optimizer's memory traffic then takes longer than the additional collectives. On TPUs,
+sharing saves no time (RESULTS.md), but a chip might be too small for more parameters.
 """
 
 
 def _given_fsdp(c: MeshConfig) -> int:
-    """Returns the size of ``fsdp``; 1 if it is -1, for devices that share rows in any case."""
+    """Returns the size of ``fsdp``; 1 if it is -1, since ``data`` then counts all row devices."""
     return max(c.fsdp, 1)
 
 
@@ -195,9 +199,10 @@ def _sharing_parameters(
 ) -> int:
     """Returns how many of ``rows`` devices also share parameters and optimizer state.
 
-    It is the largest number up to 16 that divides ``rows``, the devices of each host or TPU slice,
-    and the model's width. It is 1 on CPUs, for small models, and for matrices that need padding on
-    GPUs (model/products.py), which would have to follow their gathering.
+    The result is the largest number up to 16 that divides ``rows``, the devices of each host or TPU
+    slice, and the model's width. It is 1 on CPUs and for small models. It is also 1 for models
+    whose matrices would need padding on GPUs (model/products.py), since padding is possible only
+    after the parts of a matrix are gathered.
     """
     inner, heads = model.d_inner, model.n_head * model.d_head
     size = model.n_layer * model.d_model * (4 * heads + 2 * inner)

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 
 def platform_of(mesh: Mesh | None) -> str:
-    """Returns ``cpu``, ``tpu``, ``gpu`` for an NVIDIA GPU, or ``ROCm GPU`` for one of AMD."""
+    """Returns ``cpu``, ``tpu``, ``gpu`` for an NVIDIA GPU, or ``ROCm GPU`` for an AMD GPU."""
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     if platform not in ("gpu", "cuda", "rocm"):
         return platform
@@ -31,7 +31,7 @@ def tpu_generation(mesh: Mesh | None) -> int | None:
 
 
 def has_bfloat16(mesh: Mesh | None) -> bool:
-    """Tells whether a mesh has NVIDIA GPUs (not T4 and V100) or CPUs with units for bfloat16."""
+    """Tells whether a mesh has NVIDIA GPUs (but not T4 or V100) or CPUs with bfloat16 units."""
     platform = platform_of(mesh)
     if platform == "cpu":
         return cpu_has_bfloat16()
@@ -41,8 +41,8 @@ def has_bfloat16(mesh: Mesh | None) -> bool:
 def prefers_bfloat16(mesh: Mesh | None) -> bool:
     """Tells whether bfloat16 is faster than float32 on a mesh of GPUs or CPUs.
 
-    Of CPUs with units for bfloat16 it is faster on AMD's; on an Intel Xeon with AVX512-BF16 an
-    update takes 1.4 times as long in bfloat16 (RESULTS.md).
+    Among CPUs with bfloat16 units, bfloat16 is faster on those of AMD. On an Intel Xeon with
+    AVX512-BF16, an update takes 1.4 times as long in bfloat16 as in float32 (RESULTS.md).
     """
     amd = platform_of(mesh) != "cpu" or "AuthenticAMD" in _about_cpu()
     return amd and has_bfloat16(mesh)

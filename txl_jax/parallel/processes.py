@@ -1,7 +1,8 @@
 """The processes of one run, which connect, agree, wait for each other and end together.
 
 Each process runs the same program on its own devices, and arrays are sharded over all devices.
-Process 0 reads the files that decisions depend on, and writes all but the arrays of checkpoints:
+Process 0 reads the files that decisions depend on. It also writes all files except the arrays of
+checkpoints:
 
     process 0    on_process_zero(work) ──▶ work() ──┐ result or error
     process 1..  on_process_zero(work) ─────────────┴──▶ the same result, or OtherProcessError
@@ -29,7 +30,7 @@ from txl_jax.messages import UserError, short_repr, truncate
 
 T = TypeVar("T")
 
-_SHUTDOWN_SECONDS = 24 * 3600  # the others wait, since process 0 may still write
+_SHUTDOWN_SECONDS = 24 * 3600  # other processes wait, since process 0 might still write
 _alone = threading.local()  # ``working``: whether process 0 works while the others wait for it
 
 
@@ -50,10 +51,11 @@ def initialise(
     Args:
       distributed: whether to find the processes through Slurm, Open MPI, a TPU pod or GKE.
       coordinator: HOST:PORT, a free port of the machine where process 0 runs. It needs the next
-        two arguments, and then no cluster is looked for.
+        two arguments. If it is given, JAX does not look for a cluster.
       num_processes, process_id: N, and the number of this process, 0 to N-1.
-      heartbeat_seconds: the silence after which a process counts as dead and JAX ends the others.
-      takes_notice: whether SIGTERM to any process is a notice to all (training/preemption.py).
+      heartbeat_seconds: after this time without a sign of life, a process counts as dead, and JAX
+        ends the other processes.
+      takes_notice: whether SIGTERM to one process notifies all (training/preemption.py).
 
     Raises ConfigError if flags contradict each other, or if no cluster or connection is found.
     """
@@ -101,7 +103,7 @@ def check_flags(coordinator: str | None, num_processes: int | None, process_id: 
 
 
 def many() -> bool:
-    """Returns whether this is one of several processes; with one process, no device is used."""
+    """Returns whether the run has several processes; if it has one, this starts no device."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
@@ -120,8 +122,9 @@ def on_process_zero(work: Callable[[], T]) -> T:
     """Runs ``work()`` on process 0 only, and returns its result on all processes.
 
     The result must be a JSON value; tuples become lists. If ``work`` raises an error,
-    process 0 raises it and the others raise OtherProcessError. ``work`` must not wait for other
-    processes. If it calls this function, that is a RuntimeError, even with one process.
+    process 0 raises this error and the others raise OtherProcessError. ``work`` must not wait for
+    other processes. If ``work`` calls this function, a RuntimeError is raised, even with one
+    process.
     """
     _check_not_alone()
     if not many():
@@ -158,8 +161,8 @@ def _check_not_alone() -> None:
 def process_zero_first(work: Callable[[], T]) -> T:
     """Runs ``work()`` on process 0, then on all others at once; each returns its own result.
 
-    So the others find the files that process 0 has left on a shared disk. Raises OtherProcessError
-    if ``work`` failed on another process and not on this one.
+    So the others find the files that process 0 has written to a shared disk. Raises
+    OtherProcessError if ``work`` failed on another process and not on this one.
     """
     results: list[T] = []
     failed: Exception | None = None
@@ -209,7 +212,7 @@ def abort(code: int) -> None:
         with contextlib.suppress(OSError, SystemExit):  # nobody reads what a failed process printed
             stream.flush()
     if is_process_zero():
-        time.sleep(1)  # the others end with process 0: time for their own last messages
+        time.sleep(1)  # process 0 ends the others: lets them print their last messages
     os._exit(code)
 
 

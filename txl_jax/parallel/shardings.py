@@ -1,6 +1,7 @@
 """The shardings of parameters, optimizer state, batches and activations on a mesh (mesh.py).
 
-A parameter axis is replicated if the number of its devices does not divide it (267,735 words).
+An axis of a parameter is replicated if the number of its devices does not divide its size, such as
+267,735 words.
 """
 
 import dataclasses
@@ -37,8 +38,8 @@ PARAMETERS: dict[str, tuple[str | None, ...]] = {
 }
 """The mesh axis of each axis of a parameter, or ``None`` if it is not sharded. A key is the end of
 a parameter's path, without a cluster's number. Other matrices are sharded by their first axis over
-``fsdp``, and other vectors are replicated. Stacked layers have one axis more, and so have ``u`` and
-``v`` if each layer has its own."""
+``fsdp``, and other vectors are replicated. Parameters of stacked layers have one axis more, and so
+have ``u`` and ``v`` if each layer has its own ``u`` and ``v``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,16 +62,17 @@ class Shardings:
         return self._sharding(None, ROWS) if leading_axis else self._sharding(ROWS)
 
     def parameters(self, tree: Any) -> Any:
-        """Returns the shardings by :data:`PARAMETERS` of parameters, or of an optimizer's state.
+        """Returns the shardings of parameters, or of an optimizer's state, by :data:`PARAMETERS`.
 
-        Layers may be stacked. Moments are sharded as their parameters, and counts replicated.
+        Layers can be stacked. The optimizer's moments are sharded like their parameters, and its
+        counts are replicated.
         """
         return jax.tree_util.tree_map_with_path(
             lambda path, leaf: self.sharded(_axes_of(path, leaf.ndim), leaf.shape), tree
         )
 
     def sharded(self, axes: tuple[Any, ...], shape: tuple[int, ...]) -> NamedSharding:
-        """Returns the sharding of an array over those of the mesh axes that divide its shape."""
+        """Returns an array's sharding over these mesh axes, where they divide the array's sides."""
         size = lambda axis: math.prod(self.mesh.shape[a] for a in np.atleast_1d(axis))
         divides = lambda axis, n: axis is not None and n % size(axis) == 0
         pairs = zip(axes, shape, strict=False)
@@ -96,8 +98,8 @@ def _axes_of(path: tuple[Any, ...], n_axes: int) -> tuple[str | None, ...]:
 def vary_alike(tree: Any) -> Any:
     """Makes arrays inside of ``jax.shard_map`` vary over the axes over which any of them varies.
 
-    A loop needs this, because the type of a carry may not change. The gradient of an array that is
-    the same on all devices is summed over them. Outside of ``jax.shard_map`` nothing changes.
+    A loop needs this, because the type of a carry must not change. If an array was the same on all
+    devices, its gradient is summed over the devices. Outside of ``jax.shard_map`` nothing changes.
     """
     axes = frozenset[Any]().union(*map(_varying, jax.tree.leaves(tree)))
     if not axes:
@@ -167,8 +169,8 @@ def sharded_over_rows(function: Callable, mesh: Mesh | None, n_rows: int) -> Cal
 def equal_on_copies(tree: Any, mesh: Mesh | None) -> Any:
     """Returns the mean of arrays over the axis ``copies``, or the arrays if there is no such axis.
 
-    Groups of devices may sum in different orders. Without the mean, rounding would make the copies
-    differ more and more.
+    Groups of devices can add numbers in different orders. Without the mean, rounding would make the
+    copies differ more and more.
     """
     if copies(mesh) == 1:
         return tree
@@ -183,9 +185,9 @@ def zero_after(
 ) -> jax.Array:
     """Returns an int32 zero that depends on ``done`` (floats, not empty, maybe NaN).
 
-    Adding it makes a dependency that the compiler cannot remove. Without one, a compiler may
-    overwrite an array before all reads and keep a copy for the readers, or compute several large
-    arrays at once.
+    Adding this zero to a number makes the number depend on ``done``, and the compiler cannot remove
+    the dependency. Without such a dependency, a compiler might overwrite an array before all reads
+    and keep a copy for the late reads, or it might compute several large arrays at once.
 
     ``number`` is int32 [], not negative, and unknown to the compiler. ``done`` is sharded over
     ``axes`` of ``mesh``. Each device waits only for its own part, without a collective operation.

@@ -1,1 +1,1 @@
-"""The memory, FLOPs and collectives that an experiment needs on a machine not at hand."""
+"""The memory, FLOPs and collectives that an experiment needs on an absent machine."""

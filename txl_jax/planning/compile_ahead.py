@@ -1,7 +1,7 @@
 """``--mode=compile``: compiles and describes the programs of a run without running any.
 
-The programs are those of run_programs.py. The devices are those at hand, or TPUs or GPUs that are
-not at hand.
+The programs are those of run_programs.py. The devices are those of this machine, or TPUs or GPUs
+that this machine does not have.
 """
 
 import collections
@@ -42,13 +42,14 @@ from txl_jax.training.plan import seed_runs, training_mesh
 class Program:
     """A compiled program in numbers.
 
-    ``resident`` is the size in bytes of other arrays that each device holds meanwhile. ``memory``
-    is jaxlib's ``memory_analysis``, or ``None`` if the compiler refused with ``error``.
-    ``compiler_flops`` is the compiler's count for one device, which counts a loop's body once;
-    ``None`` if it does not count. ``collectives`` and ``calls`` (of kernels and libraries) are
-    ``None`` if jaxlib cannot read the program. ``attention`` says how attention is computed,
-    ``products`` the types and the precision of matrix products. ``atomics`` is the number of
-    additions of floats in the machine code whose order is undefined.
+    ``resident`` is the size in bytes of other arrays that each device holds while the program runs.
+    ``memory`` is jaxlib's ``memory_analysis``, or ``None`` if the compiler refused the program with
+    ``error``. ``compiler_flops`` is the compiler's count for one device, in which a loop's body
+    counts once; it is ``None`` if the compiler does not count. ``collectives`` and ``calls`` (of
+    kernels and libraries) are ``None`` if jaxlib cannot read the program. ``attention`` says how
+    attention is computed, and ``products`` the types and the precision of matrix products.
+    ``atomics`` is the number of atomic additions of floats in the machine code; their order is
+    undefined.
     """
 
     name: str
@@ -74,8 +75,9 @@ class Program:
 def compile_ahead(exp: ExperimentConfig, topology: str | None, workdir: str = "") -> int:
     """Compiles and prints every program of ``exp``; returns 0, or 1 if one does not fit.
 
-    ``topology`` is one such as ``v5e:4x4`` or ``h200:1x1x8``; ``None`` means the devices at hand.
-    ``workdir`` is the folder of the run, which may have the settings of ``train.start_from``.
+    ``topology`` is for example ``v5e:4x4`` or ``h200:1x1x8``; ``None`` means this machine's
+    devices. ``workdir`` is the folder of the run, which might have the settings of
+    ``train.start_from``.
     """
     _, folder = seed_runs(exp, workdir)[0]
     exp = with_vocab_size(resolve_experiment(exp, folder)[0])
@@ -149,10 +151,10 @@ def compile_program(
 
 
 def _compile(lowered: jax.stages.Lowered, options: dict[str, Any]) -> jax.stages.Compiled:
-    """Compiles a program; for an absent GPU, with cuBLAS if XLA's Triton tiles fail for a product.
+    """Compiles a program; if the GPU is absent and XLA's Triton tiles fail, compiles with cuBLAS.
 
-    Without a GPU there is no autotuner, so XLA's first choice of tiles is final. What the
-    autotuner of a GPU does with such a product is *not run*.
+    Without a GPU there is no autotuner, so XLA's first choice of tiles for a matrix product is
+    final. What the autotuner of a GPU does with such a product is *not run*.
     """
     try:
         return lowered.compile(options)
@@ -165,9 +167,9 @@ def _compile(lowered: jax.stages.Lowered, options: dict[str, Any]) -> jax.stages
 
 
 def compiler_options(device: jax.Device) -> dict[str, Any]:
-    """Returns the options with which a program is compiled for a device that may be absent."""
+    """Returns the options with which a program is compiled for a device that can be absent."""
     if device.platform in ("gpu", "cuda") and jax.default_backend() != "gpu":
-        # For CUB's sort on an H100, the compiler would ask a CUDA device for the memory it needs.
+        # For CUB's sort on an H100, the compiler would need a CUDA device to ask for its memory.
         return {"xla_gpu_enable_cub_radix_sort": False}
     return {}
 

@@ -33,7 +33,8 @@ class Collective:
 def collectives(text: str) -> list[Collective]:
     """Returns the collectives of one run of a program, from its text ``compiled.as_text()``.
 
-    A collective in a loop counts once for each iteration, or once if their number is unknown.
+    A collective in a loop counts once for each iteration, or only once if the number of iterations
+    is unknown.
     """
     found = dict.fromkeys(KINDS, (0, 0))
     for line, times in _executed(text):
@@ -61,7 +62,7 @@ def matrix_products(text: str) -> tuple[str, ...]:
     """Returns the kinds of matrix products of a lowered program, from its text ``as_text()``.
 
     A kind is for example ``bfloat16``, ``float32 at default`` or ``float32 at highest``: the dtype
-    of the factors, and for float32 the precision that is asked for. ``default`` is float32 on a
+    of the factors, and for float32 the requested precision. ``default`` is float32 on a
     CPU, TF32 on a GPU from Ampere on, and bfloat16 on a TPU.
     """
     found = set()
@@ -80,7 +81,7 @@ _DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 def float_atomics(folder: Path) -> int:
     """Returns the number of atomic additions of floats in the PTX that XLA dumped to a folder.
 
-    An addition by comparing and swapping counts too. Without PTX there are none.
+    A compare-and-swap of any type counts too. Without PTX, the result is 0.
     """
     instructions = (
         name for file in folder.glob("*.ptx") for name in _ATOMIC.findall(file.read_text())
@@ -131,16 +132,17 @@ _COMPARED = re.compile(r"compare\([^,]*, (?:s32\[\]\S* )?%?([\w.\-]+)\)")
 
 
 def branches(line: str) -> list[str]:
-    """Returns the computations of which a conditional runs one; none for another instruction."""
+    """Returns the names of a conditional's branches; an empty list for another instruction."""
     listed = re.search(r" conditional\(.*branch_computations=\{([^}]*)\}", line)
     names = r"[\w.\-]+" if listed else r"(?:true|false)_computation=%?([\w.\-]+)"
     return re.findall(names, listed[1] if listed else line)
 
 
 def longest(branches: list[Branch], length: Callable[[Branch], int]) -> Branch:
-    """Returns the branch of a conditional that counts: the longest, and of equal ones the last.
+    """Returns the longest branch of a conditional, or the last of several equally long branches.
 
-    A block of rows has branches of a quarter of it to all of it (model/cross_entropy.py).
+    For example, model/cross_entropy.py has a branch for each quarter of a block of rows. The
+    longest branch computes all rows of the block.
     """
     return max(reversed(branches), key=length)
 
@@ -157,7 +159,7 @@ def trip_count(line: str, condition: list[str]) -> int:
 
 
 def _size(shapes: str, kind: str, started: bool) -> int:
-    """Returns the bytes of a result; types of asynchronous ones also have operands or counters."""
+    """Returns a result's bytes; the type of an asynchronous one also has operands or counters."""
     sizes = [_bytes(*shape) for shape in re.findall(r"(\w+?\d*)\[([\d,]*)\]", shapes)]
     if started and kind == "all-gather":
         sizes = sizes[len(sizes) // 2 :]

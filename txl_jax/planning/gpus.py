@@ -1,4 +1,4 @@
-"""Descriptions of NVIDIA GPUs that are not at hand, for XLA's compiler, which needs no driver.
+"""Descriptions of NVIDIA GPUs, from which XLA compiles programs without a GPU or its driver.
 
 A description is a GpuTargetConfigProto of XLA in its text form. Its figures are those of XLA's own
 descriptions (V100, A100, H100, H200, B200), or of NVIDIA's data sheets and the CUDA C++
@@ -18,8 +18,8 @@ from txl_jax.planning.machines import PlanningError
 class Gpu:
     """The figures of a GPU that its compiler reads.
 
-    ``capability`` is the compute capability, with ``a`` where the compiler may use instructions of
-    this generation only. ``cache`` is the size of the second-level cache.
+    ``capability`` is the compute capability. If it ends with ``a``, the compiler can use
+    instructions that only this generation has. ``cache`` is the size of the second-level cache.
     """
 
     name: str
@@ -141,7 +141,7 @@ device_description_str: "{gpu.name}"
 
 
 def _units_of_hopper(gpu: Gpu) -> str:
-    """Returns the rates of a Hopper's units, which its cost model reads; others have defaults."""
+    """Returns the rates of a Hopper GPU's units for XLA's cost model; other GPUs have defaults."""
     rate = lambda code, units, operations, ghz: (
         f"rate_infos {{ key: {code} value {{ clock_rate_ghz: {ghz} units_per_core: {units}"
         f" ops_per_clock: {operations} }} }}"

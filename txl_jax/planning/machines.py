@@ -12,11 +12,11 @@ class Chip:
 
     name: str
     memory: int  # bytes that a program may use
-    flops: float  # operations per second in dense bfloat16, or float16 without it
+    flops: float  # operations per second in dense bfloat16, or in float16 on older GPUs
     bandwidth: float  # bytes per second to and from its memory
     link: float  # bytes per second out of the chip, all links together
     accelerator: str = ""  # the name under which Google rents slices; GPUs have none
-    cores: int = 1  # of one chip; names of TPU slices count them
+    cores: int = 1  # of one chip; the number in a TPU slice's name counts cores
 
 
 CHIPS = {
@@ -35,7 +35,8 @@ CHIPS = {
 }
 """Published figures, *paper*: cloud.google.com/tpu/docs (v5e 16 GB, v5p 95 GB, v6e 32 GB; links of
 1,600, 4,800 and 3,584 Gbit/s), nvidia.com data sheets (NVLink 900 GB/s both ways). The memory
-of a TPU is the amount that its compiler allows (libtpu 0.0.52), less than is published."""
+of a TPU is the amount that its compiler allows (libtpu 0.0.52), which is below the published size.
+"""
 
 
 class PlanningError(UserError, ValueError):

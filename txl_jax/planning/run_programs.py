@@ -1,11 +1,11 @@
 """The programs that a run executes, lowered for its devices, in the order of the run.
 
-    initialise            parameters, optimizer state and memory from the seed
-    stack, unstack        the layers of checkpoints, which are never stacked, and back
-    self-check            the fused attention of the programs below
-    train                 one call of the train step, exactly as training compiles it
-    validate, evaluate    one segment scored; the cache, the squared gradients of ``rms``
-    generate              a part of a prompt read; its memory as a cache; up to 64 tokens
+    initialise            makes parameters, optimizer state and memory from the seed
+    stack, unstack        stack a checkpoint's layers for the run, and unstack them again
+    self-check            runs the fused attention of another program
+    train                 runs one call of the train step, exactly as training compiles it
+    validate, evaluate    score one segment; make the cache, or squared gradients for ``rms``
+    generate              reads a part of a prompt; makes its memory a cache; draws up to 64 tokens
 
 No text is read and no workdir is created: a text of zeros gives the batch its shape.
 """
@@ -56,7 +56,10 @@ from txl_jax.training.step import dispatch_shapes
 
 
 class Flops(NamedTuple):
-    """The operations of a call by formula; ``device`` counts all operations on one device."""
+    """The operations of one call of a program, by formula.
+
+    ``model`` and ``recomputed`` are for all devices together; ``device`` is their sum on one.
+    """
 
     model: float
     recomputed: float
@@ -66,8 +69,9 @@ class Flops(NamedTuple):
 class RunProgram(NamedTuple):
     """A program of a run, not compiled yet.
 
-    ``attention`` says how attention is computed, if it is. ``resident`` is the size in bytes of
-    other arrays that each device holds meanwhile. ``flops`` is ``None`` for small programs.
+    ``attention`` says how attention is computed; it is empty for a program without attention.
+    ``resident`` is the size in bytes of other arrays that each device holds while the program runs.
+    ``flops`` is ``None`` for small programs.
     """
 
     name: str
@@ -102,7 +106,7 @@ def run_programs(exp: ExperimentConfig, devices: Sequence[jax.Device]) -> Iterat
     yield RunProgram("train", description, lower, setup.attention.describe(), per_call)
 
     resident = array_bytes((state.opt_state, state.mems))
-    if t.num_seeds > 1:  # a copy of one seed's state is scored beside all states
+    if t.num_seeds > 1:  # the scored copy of one seed's state comes on top of all states
         resident += t.num_seeds * array_bytes(state)
     yield from _scoring("validate", exp.data, exp.model, exp.validate, mesh, resident)
     loaded = dataclasses.replace(exp.model, scan_layers=False, remat="none")
@@ -225,7 +229,7 @@ def _generation(
     """Yields the programs of generation, which runs on the first device."""
     one = one_device(mesh.devices.flat[0])
     c, grammar = exp.generate, None
-    # The tokenizer of a trained model may be known to its vocabulary alone, not to the settings.
+    # The settings might not name the tokenizer of a trained model; its vocabulary does.
     if has_bytes(exp.data) and (model.vocab_size or 0) <= 256:
         whole = free_automaton(Vocab.all_bytes())
         grammar = Automaton(*(x[:, : model.vocab_size] for x in whole))
@@ -242,9 +246,10 @@ def _generation(
 
 
 def _zeros(data: DataConfig, batch_size: int, length: int) -> Split:
-    """Returns a text of zeros that gives every stream two segments; each is a document, if asked.
+    """Returns a text of zeros with two segments for every stream.
 
-    Documents are those of settings. A file of starts, or folders of arrays, are not looked for.
+    If the settings split the text into documents, the text of each stream is a document. Files with
+    the starts of documents, and folders of arrays, are not read.
     """
     ids = np.zeros(batch_size * (2 * length + 1) + 1, np.int32)
     if data.document_separator is None and not data.document_files:

@@ -1,4 +1,4 @@
-"""Devices that are not at hand: those of a TPU slice or of machines with GPUs."""
+"""Devices that this machine does not have: those of a TPU slice or of machines with GPUs."""
 
 import importlib.util
 import math
@@ -15,16 +15,17 @@ _SMALL = {
     2: ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
     3: ("2x2x1", "2x2x2", "2x2x4", "2x4x4"),
 }
-"""Slices in chips, by the number of sides: all of a v5e or v6e, only small ones of a v4 or v5p."""
+"""The sides of slices, in chips. With 2 sides these are all slices of a v5e or v6e, with 3 sides
+only the small slices of a v4 or v5p."""
 _TPUS = [kind for kind, chip in CHIPS.items() if chip.accelerator]
 
 
 def topology_devices(topology: str) -> list[jax.Device]:
     """Returns the devices of a topology such as ``v5e:4x4`` or ``h200:1x1x8``.
 
-    The compilers for these devices need no such device. The process itself then computes on the
-    CPU, so call this before anything uses a device. Raises PlanningError if the topology is unknown
-    or its compiler is not installed.
+    The compilers for these devices run without them. After this call, JAX computes on the CPU in
+    this process, so call it before anything uses a device. Raises PlanningError if the topology is
+    unknown or its compiler is not installed.
     """
     kind = topology.partition(":")[0]
     if kind not in (*_TPUS, *GPUS):
@@ -52,7 +53,7 @@ def tpu_devices(topology: str) -> list[jax.Device]:
         TPU_WORKER_HOSTNAMES="localhost",
         TPU_WORKER_ID="0",
         TPU_SKIP_MDS_QUERY="1",  # do not ask a cloud what this machine is
-        ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # no chip is used, so other processes may load it too
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # no chip is used, so other processes can load it too
     )
     from jax.experimental import topologies
 
@@ -69,8 +70,8 @@ def tpu_devices(topology: str) -> list[jax.Device]:
 def _chips(topology: str) -> dict[str, Any]:
     """Returns libtpu's options for the chips of a slice and the sides of its hosts.
 
-    libtpu's hosts have 2x2x1 chips. A v5e or v6e of one, four or eight chips is one host. JAX on a
-    v4 has one device for both cores of a chip.
+    By default, a host of libtpu has 2x2x1 chips. But a v5e or v6e slice of one, four or eight chips
+    has only one host. On a v4, JAX has one device for both cores of a chip.
     """
     kind, _, sides = topology.partition(":")
     if kind in ("v5e", "v6e") and sides in ("1x1", "2x2", "2x4"):

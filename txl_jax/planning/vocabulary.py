@@ -1,4 +1,4 @@
-"""The size of the vocabulary, if it is known without the text, or from a text at hand."""
+"""The size of the vocabulary, from the settings, or else from the user's own text."""
 
 import dataclasses
 
@@ -9,14 +9,14 @@ from txl_jax.planning.machines import PlanningError
 
 SIZES = {"enwik8": 204, "text8": 27, "ptb": 10_000}
 SIZES |= {"wt103": 267_735, "wt2": 33_278, "lm1b": 793_471}
-"""The number of symbols of each published corpus with default settings. enwik8 has no newlines, and
-words include ``<eos>``."""
+"""The number of symbols of each published corpus with default settings. The number for enwik8 does
+not include the newline, and the numbers of words include ``<eos>``."""
 
 
 def with_vocab_size(exp: ExperimentConfig) -> ExperimentConfig:
-    """Returns the experiment with ``model.vocab_size`` set; PlanningError if it is unknown.
+    """Returns the experiment with ``model.vocab_size`` set; raises PlanningError if it is unknown.
 
-    A text of the user's own is read, as training reads it.
+    If only the user's own text tells the size, the text is read as in training.
     """
     size = exp.model.vocab_size or known_vocab_size(exp.data)
     if size is None and exp.data.path is not None:
@@ -44,6 +44,6 @@ def known_vocab_size(data: DataConfig) -> int | None:
 
 
 def has_bytes(data: DataConfig) -> bool:
-    """Tells whether the settings of a text make a token of each byte."""
+    """Tells whether each byte is a token, by the settings of a text."""
     tokens = data.vocab or data.tokenizer or "byte"
     return data.name in ("text", "stdlib") and tokens == "byte"

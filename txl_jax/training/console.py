@@ -11,7 +11,7 @@ from txl_jax.records import plain
 from txl_jax.units import Unit, format_value, in_unit
 
 _RECENT = 60
-"""The number of moments, at least one second apart, since which speed is measured."""
+"""The number of recent moments, at least one second apart, over which speed is measured."""
 
 
 class Console:
@@ -30,7 +30,7 @@ class Console:
             from tqdm import tqdm
 
             form = "step {n_fmt}/{total_fmt} |{bar}| {desc}"  # the bar takes the remaining width
-            # A given size, since the terminal of a container may have no columns and no rows.
+            # The size is given, because the terminal of a container can report no columns or rows.
             options: Any = {"bar_format": form, "ncols": _columns(self._stream), "nrows": 24}
             self._bar = tqdm(total=total, initial=step, file=self._stream, **options)
 
@@ -49,8 +49,8 @@ class Console:
     def step_done(self, step: int, tokens: int, seconds: float, loss: float) -> None:
         """Advances the progress bar to a step.
 
-        ``tokens`` is the number in this step, ``seconds`` is the training time so far, and ``loss``
-        is the mean loss in nats since the last training record.
+        ``tokens`` is the number of tokens in this step, ``seconds`` is the training time so far,
+        and ``loss`` is the mean loss in nats since the last training record.
         """
         self._now = seconds, step, self._now[2] + tokens
         if seconds - self._recent[-1][0] >= 1.0:
@@ -64,7 +64,7 @@ class Console:
         """Prints a record of ``metrics.jsonl`` as one line."""
         parts = [kind, self._loss(values["loss"])]
         for name, value in values.items():
-            if name.startswith("loss_"):  # of averaged weights
+            if name.startswith("loss_"):  # the loss of averaged weights
                 parts.append(f"{name.removeprefix('loss_')} {self._loss(value)}")
             elif name not in ("loss", self._unit):
                 parts.append(_named(name, value))
@@ -99,10 +99,10 @@ class Console:
 
 
 def _columns(terminal: TextIO) -> int:
-    """Returns the columns of a bar: a longer line would fill the screen with lines."""
+    """Returns the width of the progress bar; a bar that wraps would fill the screen with lines."""
     try:
         return min(os.get_terminal_size(terminal.fileno()).columns or 80, 80) - 1
-    except OSError:  # no file descriptor
+    except OSError:  # the stream has no file descriptor
         return 79
 
 

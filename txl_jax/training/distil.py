@@ -1,7 +1,7 @@
 """Distillation from models that were trained earlier on the same text (born-again networks).
 
 A student with the architecture of its teachers often becomes better than they are (Furlanello et
-al. 2018). Before the first update, the whole training text becomes soft targets:
+al. 2018). Before the first update, the teachers read the training text and give soft targets:
 
     teachers ──▶ mean probabilities of the next word ──▶ the k likeliest words, and all others
              ──▶ soft_targets.npz in the workdir ──▶ on the device with the text ──▶ loss
@@ -55,11 +55,11 @@ def soft_targets(
     if not c.teachers:
         return None
     stored = path(workdir, FILE)
-    if stored.exists():  # of the same settings and text as the workdir
+    if stored.exists():  # made for the settings and text of this workdir
         try:
             with stored.open("rb") as opened, np.load(opened) as file:
                 return SoftTargets(file["words"], file["probabilities"])
-        except Exception as error:  # of NumPy, zipfile and zlib
+        except Exception as error:  # NumPy, zipfile and zlib raise different ones
             fix = "remove this file, and the teachers are read again"
             raise WorkdirError(f"{stored}: is damaged ({one_line(error)}); {fix}") from error
     if isinstance(corpus.train, Pieces):
@@ -76,7 +76,7 @@ def soft_targets(
 
 
 def copy_soft_targets(workdir: str, other: str) -> None:
-    """Copies the soft targets of a workdir, if it has any, to another one without them."""
+    """Copies the soft targets of ``workdir``, if any, to the workdir ``other`` if it has none."""
     stored = path(workdir, FILE)
     if stored.exists() and not path(other, FILE).exists():
         atomic_write(os.path.join(other, FILE), stored.read_bytes())

@@ -18,11 +18,11 @@ from txl_jax.paths import is_remote, make_folder, path
 
 
 class Logger:
-    """Receives the settings, the numbers and the texts of a run, in the process that writes them.
+    """Receives the settings, numbers and texts of a run, in the process that writes its files.
 
-    A subclass overrides what it needs; these methods do nothing. Names are ``kind/name``, such as
-    ``train/loss`` (nats per token), ``valid/bpb`` and ``test/ppl``. A resumed run starts a new
-    logger at the step of its checkpoint, and sends the later steps again.
+    The methods of this class do nothing: a subclass overrides those that it needs. Names are
+    ``kind/name``, such as ``train/loss`` (nats per token), ``valid/bpb`` and ``test/ppl``. A
+    resumed run starts a new logger at the step of its checkpoint, and sends later steps again.
 
     Example:
       >>> import txl_jax
@@ -47,7 +47,7 @@ class Logger:
 
 
 class Loggers(Logger):
-    """Passes everything on to several loggers. Those that were not started receive nothing."""
+    """Passes each call on to several loggers. A logger that was not started receives nothing."""
 
     def __init__(self, *loggers: Logger):
         self._loggers, self._started = loggers, list[Logger]()
@@ -69,14 +69,14 @@ class Loggers(Logger):
             logger.text(step, name, text)
 
     def close(self) -> None:
-        """Closes the loggers, each of them even if another one fails."""
+        """Closes all started loggers, even if an error occurs while one of them closes."""
         with contextlib.ExitStack() as stack:
             while self._started:
                 stack.callback(self._started.pop().close)
 
 
 class TensorBoardEvents(Logger):
-    """The TensorBoard file of a run. Every event is written at once; a full disk raises OSError.
+    """The TensorBoard file of a run. Events are written immediately; a full disk raises OSError.
 
     With tensorboardX's ``SummaryWriter``, training would hang on a full disk.
     """
@@ -125,7 +125,7 @@ class TensorBoardEvents(Logger):
             data = event.SerializeToString()
             for part in (struct.pack("<Q", len(data)), data):
                 records += part + struct.pack("<I", self._checksum(part))
-        make_folder(os.path.dirname(self._path))  # again, if a user has removed it
+        make_folder(os.path.dirname(self._path))  # again, if a user removed the folder
         append(self._path, records)
 
 
@@ -168,7 +168,7 @@ class WandbRun(Logger):
         self._run.define_metric("*", step_metric="step")
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Logs numbers over ``step``, as W&B's own step cannot go back to a checkpoint."""
+        """Logs numbers, and ``step`` as a number, because W&B's own step cannot decrease."""
         self._run.log({"step": step, **values})
 
     def text(self, step: int, name: str, text: str) -> None:
@@ -181,7 +181,7 @@ class WandbRun(Logger):
 
 
 def make_logger(wandb_project: str | None, *more: Logger) -> Logger:
-    """Returns the logger of a run: TensorBoard, Weights & Biases if a project is named, and more.
+    """Returns a logger for TensorBoard, for Weights & Biases if a project is named, and ``more``.
 
     Raises ConfigError if a project is named and the package ``wandb`` is not installed.
     """

@@ -4,9 +4,9 @@
     its parameters                                 ──▶ state at step 0
 
 The trained model's vocabulary encodes the new text. The new run keeps the settings of the trained
-model except dropout and :data:`OWN`. The config must leave such a setting at its default, or give
-the same value. The new run has its own step, optimizer state, memory and seed. ``start.json``
-records the trained model. A resumed run reads only its own workdir.
+model, except dropout and the settings in :data:`OWN`. The config must leave a setting that is kept
+at its default, or give the trained model's value. The new run has its own step, optimizer state,
+memory and seed. ``start.json`` records the trained model. A resumed run reads only its own workdir.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ OWN = (
     *("sample_softmax", "init_std", "proj_init_std", "dtype", "matmul_precision"),
     *("scan_layers", "remat", "kernel"),
 )
-"""Model settings that a new run may choose. Like dropout, they do not change the parameters."""
+"""Model settings that a new run can choose. Like dropout, they do not change the parameters."""
 
 
 def resolve_experiment(
@@ -85,12 +85,12 @@ def load_initial_params(
     workdir: str,
     shardings: Shardings,
 ) -> TrainState:
-    """Returns the state at step 0 with the parameters of ``train.start_from``, which is set.
+    """Returns the state at step 0 with the parameters of ``train.start_from``, which must be set.
 
-    The optimizer starts from these parameters, because some keep them in their state. ``exp`` comes
-    from :func:`resolve_experiment`. Writes ``start.json`` into ``workdir``. Raises CheckpointError
-    or ModelFormatError if the parameters cannot be read, and ConfigError if the folder has another
-    model by now.
+    The optimizer state is initialised from these parameters, because some optimizers keep a copy of
+    them. ``exp`` comes from :func:`resolve_experiment`. Writes ``start.json`` into ``workdir``.
+    Raises CheckpointError or ModelFormatError if the parameters cannot be read, and ConfigError if
+    the folder now has a model of another shape.
     """
     folder = exp.train.start_from
     assert folder is not None
@@ -111,8 +111,10 @@ def load_initial_params(
         stacked = shardings.parameters(state.params)
         params = jax.jit(stack_layers, out_shardings=stacked)(params)
     spread = shardings.parameters(state.opt_state)
-    state = state.replace(params=params, opt_state=None)  # gives memory back before it is needed
-    start = lambda params: optimizer.init(jax.tree.map(jnp.copy, params))  # updates donate both
+    # The old optimizer state is dropped first, to free memory for the new one. The new one is made
+    # from a copy of the parameters, because updates donate both of them.
+    state = state.replace(params=params, opt_state=None)
+    start = lambda params: optimizer.init(jax.tree.map(jnp.copy, params))
     return state.replace(opt_state=jax.jit(start, out_shardings=spread)(params))
 
 
@@ -143,7 +145,7 @@ def _merged_data(exp: ExperimentConfig, trained: ExperimentConfig, vocab: Vocab)
     if vocab.kind == "tokenizer" and d.name == "text":
         return dataclasses.replace(d, tokenizer=trained.data.tokenizer)
     if vocab.kind not in ("byte", "char", "word", "subword"):
-        return d  # the corpus with such tokens has no setting for the kind of token
+        return d  # a corpus with other kinds of token has no setting for them
     size = trained.data.vocab_size if vocab.kind == "subword" else d.vocab_size
     return dataclasses.replace(d, vocab=vocab.kind, vocab_size=size)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 Activity = Literal["compile", "data", "evaluate", "save"]
 """The activities of a run other than training steps. ``data`` is the wait for the next batch.
-``save`` is the time for which a save blocks training, without writing in the background."""
+``save`` is the time for which saves block training. It excludes writing in the background."""
 
 
 class GoodputTimer:
@@ -25,7 +25,7 @@ class GoodputTimer:
 
     @contextlib.contextmanager
     def pause(self, activity: Activity) -> Iterator[None]:
-        """Counts the time inside this context for an activity. Contexts must not be nested."""
+        """Adds the time inside this context to an activity. Contexts must not be nested."""
         start = perf_counter()
         try:
             yield
@@ -43,7 +43,7 @@ class GoodputTimer:
             yield item
 
     def line(self) -> str:
-        """Returns the seconds of all activities as one line. The remaining time is ``step``."""
+        """Returns one line with the seconds of all activities. ``step`` is the remaining time."""
         total = perf_counter() - self._start
         step = max(total - sum(self.seconds.values()), 0.0)
         parts = ", ".join(f"{k} {v:.1f}" for k, v in [("step", step), *self.seconds.items()])

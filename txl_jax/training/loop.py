@@ -29,12 +29,12 @@ def train(plan: Plan, guard: PreemptionGuard, loggers: Sequence[Logger] = ()) ->
       NonFiniteError: a loss, a gradient or a state is not finite. This state is not saved.
       SkippedError: too many updates in a row were skipped. This state is not saved.
     """
-    # Checkpoints are restored first: whatever is wrong with them ends the run within seconds.
+    # Checkpoints are restored first, so that an unusable one ends the run within seconds.
     with open_trainers(plan, guard, loggers) as seeds:
         t, trainers, step = plan.setup.exp.train, seeds.trainers, seeds.step
         log = trainers[0].log
 
-        # The program is compiled before the state is made: it may not fit the memory.
+        # The program is compiled before the state is made, because it might not fit the memory.
         program = None
         with explained(TRAINING_STATE):
             if step < t.steps:
@@ -48,7 +48,7 @@ def train(plan: Plan, guard: PreemptionGuard, loggers: Sequence[Logger] = ()) ->
                 trainer.validated = trainer.validate(step, seeds.part(state, i), replace=True)
 
         # The host only dispatches updates. It reads their metrics one dispatch late, and the inputs
-        # are on the device before they are needed, so the device never waits for it.
+        # are on the device before they are needed, so the device never waits for the host.
         feed = contextlib.closing(seeds.feed(step))
         tracing = traced_steps(t.profiled_steps, log.workdir, log.message)
         with feed as inputs_of_dispatches, tracing as trace:
@@ -61,7 +61,7 @@ def train(plan: Plan, guard: PreemptionGuard, loggers: Sequence[Logger] = ()) ->
                 step += t.steps_per_dispatch
                 trace(step, state)
                 for i, trainer in enumerate(trainers):
-                    own_state = functools.partial(seeds.part, state, i)  # only if it is needed
+                    own_state = functools.partial(seeds.part, state, i)  # run only if needed
                     trainer.step_done(step, seeds.part(metrics, i), own_state)
 
         # The last save is complete when training returns, also after a signal.

@@ -19,7 +19,7 @@ _MIN_PROBABILITY = 1e-6  # lower bound in the logarithm, for all words except th
 
 
 class Denominators(NamedTuple):
-    """The numbers of scored targets and of neighbouring pairs of them, float32 [], at least 1."""
+    """The number of scored targets, and of pairs of adjacent ones: float32 [], at least 1."""
 
     targets: jax.Array
     pairs: jax.Array
@@ -33,7 +33,7 @@ def scored_weights(weights: Array, c: LossConfig) -> Array:
     """
     if c.positions == "full":
         return weights
-    # Targets are counted, not positions: one that would cross a boundary of documents has weight 0.
+    # Only real targets are counted: a target that is in the next document has weight 0.
     count = jnp.cumsum(weights > 0, axis=1)
     return jnp.where(count <= count[:, -1:] // 2, 0.0, weights)
 
@@ -71,7 +71,7 @@ def batch_loss(
       batch: [B,T] arrays. The weights come from :func:`scored_weights`.
       dropout_key: the dropout key of this step and micro-batch.
       whole: the denominators of the whole step, so that the losses of micro-batches add up.
-      padded: whether text may follow a padded segment, so that padding must not enter memory.
+      padded: whether text can follow a padded segment. If so, padding must not enter memory.
       distil_weight: the weight of the cross entropy against the batch's soft targets (distil.py).
 
     Returns:
@@ -143,8 +143,8 @@ def activation_penalty(
 ) -> jax.Array:
     """Returns the activation regularisation term (Merity et al. 2018, section 4.6): float32 [].
 
-    The term is ``ar`` times the mean square of the states [B,T,D], plus ``tar`` times that of the
-    differences of neighbouring states. Positions are weighted with ``weights`` [B,T].
+    The term is ``ar`` times the mean square of the states [B,T,D], plus ``tar`` times the mean
+    square of the differences of adjacent states. Positions are weighted with ``weights`` [B,T].
     """
     states = states.astype(jnp.float32)
     size = jnp.sum(jnp.mean(jnp.square(states), axis=-1) * weights)

@@ -2,8 +2,8 @@
 
 A small model does not use a whole GPU. Runs that differ only in their seed can share kernels (the
 speed-up is *not run*). Fused attention computes one seed after the other. ``jax.vmap`` maps the
-step over a leading axis of states and batches. Each seed has its own workdir, and its result is
-that of a run of a single seed, up to rounding.
+step over a leading axis of states and batches. Each seed has its own workdir. A seed has the same
+result as in a run of this seed alone, up to rounding.
 
     runs/ptb/seed_0/   config.json  checkpoints/  metrics.jsonl ..     seed s
     runs/ptb/seed_1/                                                  seed s + 1
@@ -35,9 +35,10 @@ from txl_jax.training.trainer import Program, Trainer
 def open_trainers(
     plan: Plan, guard: PreemptionGuard, loggers: Sequence[Logger] = ()
 ) -> Iterator["Trainer | StackedSeeds"]:
-    """Opens the trainer of one seed, or those of several, at the newest checkpoint that all have.
+    """Yields the trainer of one seed, or :class:`StackedSeeds` for the trainers of several seeds.
 
-    Raises CheckpointError if the seeds cannot resume from the same step.
+    All start at the newest step of which every seed has a checkpoint. Raises CheckpointError if the
+    seeds cannot resume from the same step.
     """
     last_step = common_step(plan) if len(plan.runs) > 1 else None
     timer = GoodputTimer()  # shared, because all seeds wait for the same program
@@ -68,14 +69,14 @@ class StackedSeeds:
         self._select = jax.jit(lambda tree, seed: jax.tree.map(lambda x: x[seed], tree))
 
     def load_text(self) -> None:
-        """Loads the text once for all seeds, whose folders all get the soft targets."""
+        """Loads the text once for all seeds, and copies soft targets into every seed's folder."""
         self._first.load_text()
         for trainer in self.trainers[1:]:
             trainer.text = self._first.text
             copy_soft_targets(self._first.log.workdir, trainer.log.workdir)
 
     def make_state(self) -> TrainState:
-        """Restores or draws the states of all seeds, and holds no more than one array twice."""
+        """Restores or draws the states of all seeds; at most one array is in memory twice."""
         states = [trainer.make_state() for trainer in self.trainers]
         structure, leaves = jax.tree.structure(states[0]), [jax.tree.leaves(s) for s in states]
         del states  # an array is freed once it is stacked
@@ -102,7 +103,7 @@ class StackedSeeds:
 
 
 def common_step(plan: Plan) -> int:
-    """Returns the newest step that all seeds have, or 0 before all have their first checkpoint."""
+    """Returns the newest step with a checkpoint of every seed, or 0 before the first such step."""
     steps = {run.workdir: CheckpointFolder(run.workdir).steps() for run in plan.runs}
     if common := set.intersection(*map(set, steps.values())):
         return max(common)

@@ -6,9 +6,10 @@ With the gradient g of a matrix of n inputs and m outputs, and b = ``optimizer.m
     step        0.2 sqrt(max(n, m)) orthogonal(b s + g)
 
 ``orthogonal`` moves all singular values of a matrix near 1 with five Newton-Schulz iterations
-(kellerjordan.github.io/posts/muon). The factor gives the step the root mean square of Adam's steps,
-so that learning rates are comparable (Liu et al. 2025, "Muon is scalable for LLM training",
-section 2.2). Adam updates the other parameters: embeddings, softmax, biases and LayerNorms.
+(kellerjordan.github.io/posts/muon). The factor 0.2 sqrt(max(n, m)) gives the step the root mean
+square of Adam's steps, so learning rates are comparable (Liu et al. 2025, "Muon is scalable for LLM
+training", section 2.2). Adam updates the other parameters: embeddings, softmax, biases and
+LayerNorms.
 """
 
 from typing import Any
@@ -30,8 +31,8 @@ MATRICES = {
     "kernel": (1, 1),  # [D,F], [F,D]
     **dict.fromkeys(("from_output", "from_input"), (1, 2)),  # [D,3,D], three matrices as one
 }
-"""The number of axes of inputs and of outputs of a layer's matrices; stacked layers have one more
-axis. A key is the end of a parameter's path."""
+"""For each matrix of a layer, the number of its input axes and of its output axes. Stacked layers
+have one more axis. A key is the last part of a parameter's path."""
 
 
 def scale_by_muon_and_adam(
@@ -53,9 +54,10 @@ def scale_by_muon_and_adam(
 def orthogonal_steps() -> optax.GradientTransformation:
     """Makes the updates of matrices orthogonal, with the root mean square of Adam's steps.
 
-    One loop has the iterations of all matrices, so that small products run in parallel. An update
-    of three layers of width 128 then takes 110 to 113 ms, but 116 to 118 ms if matrices of one
-    shape are stacked (measured, medians of alternating processes, two busy cores).
+    One loop runs the iterations of all matrices, so that small matrix products run in parallel. An
+    update of three layers of width 128 takes 110 to 113 ms with this loop. It takes 116 to 118 ms
+    if matrices of the same shape are stacked into one array instead (measured, medians of
+    alternating processes, two busy cores).
     """
 
     @optax.stateless

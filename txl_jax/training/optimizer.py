@@ -27,9 +27,10 @@ def schedule(
         constant        r
 
     The cosine begins at the end of warm-up, as in the TensorFlow code and NVIDIA's code. Warm-up
-    includes the first update, unlike in the authors' PyTorch code. With ``average.swa_lr_ratio`` a,
-    n is ``swa_start``, and from update n on the rate is a times the schedule's rate at n. ``ratio``
-    multiplies the peak rate but not the final rate of a cosine.
+    includes the first update, unlike in the authors' PyTorch code. If ``average.swa_lr_ratio`` is a
+    number a, then n is ``average.swa_start``, and the rate from update n on is a times the rate of
+    the schedule at n. ``ratio`` multiplies all rates, except that the cosine schedule still ends at
+    r m.
     """
     peak, low, w = c.learning_rate * ratio, c.min_ratio / ratio, c.warmup_steps
     end_ratio = average.swa_lr_ratio if average else None
@@ -58,7 +59,7 @@ def schedule(
 def make_optimizer(exp: ExperimentConfig) -> optax.GradientTransformation:
     """Builds the optimizer: clipping, L2, update rule, weight decay, and :func:`schedule`.
 
-    With ``train.skip_spikes``, the first part of its state is :class:`RecentNorm`.
+    With ``train.skip_spikes``, the first part of the optimizer's state is :class:`RecentNorm`.
     """
     c = exp.optimizer
     parts = [clip_by_norm(c.clip_norm) if c.clip_norm else optax.identity()]
@@ -70,7 +71,7 @@ def make_optimizer(exp: ExperimentConfig) -> optax.GradientTransformation:
 
 
 def _own_rule(exp: ExperimentConfig) -> list[optax.GradientTransformation]:
-    """Returns adam, lamb or muon, the weight decay and the learning rate."""
+    """Returns the transformations of adam, lamb or muon, weight decay and learning rate."""
     c, rate = exp.optimizer, schedule(exp.optimizer, exp.train.steps, exp.average)
     muon = functools.partial(scale_by_muon_and_adam, c.momentum)
     scale = {"adam": optax.scale_by_adam, "lamb": scale_by_lamb, "muon": muon}[c.name]
@@ -86,9 +87,9 @@ def _own_rule(exp: ExperimentConfig) -> list[optax.GradientTransformation]:
 
 
 def _optax_rule(exp: ExperimentConfig) -> list[optax.GradientTransformation]:
-    """Returns the optimizer of optax, which has the learning rate as an argument, and the decay.
+    """Returns the optax optimizer of the config, with its learning rate and weight decay.
 
-    With ``embedding_ratio``, embedding tables have an optimizer of their own.
+    If ``embedding_ratio`` is not 1, embedding tables have a separate optimizer.
     """
     c = exp.optimizer
 
@@ -124,10 +125,10 @@ def _sum_of(
 
 
 def for_each_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Gives an optimizer one tree of parameters for each layer, also where layers are stacked.
+    """Gives an optimizer one tree of parameters for each layer, even if layers are stacked.
 
-    Rules such as Adafactor's treat each array as a whole, and the axes of their state are not those
-    of the parameters. With a tree for each layer, results and checkpoints do not depend on
+    Optimizers such as Adafactor use statistics of a whole array, and their state has other axes
+    than the parameters. With a tree for each layer, results and checkpoints do not depend on
     ``scan_layers``. The trees are named ``one_layer_n``, so model/layout.py does not stack them.
     """
 
@@ -147,8 +148,8 @@ def clip_by_norm(largest: float) -> optax.GradientTransformation:
     """Scales gradients so that their global L2 norm is at most ``largest``.
 
     ``optax.clip_by_global_norm`` divides every entry. This function multiplies by one factor, like
-    the authors' code. XLA can fuse the product, which saves 3 to 7% of an update (measured: 12
-    layers of width 512, two cores).
+    the authors' code. XLA can fuse the multiplication with other operations, which saves 3 to 7% of
+    an update (measured: 12 layers of width 512, two cores).
     """
 
     @optax.stateless
@@ -163,7 +164,7 @@ def clip_by_norm(largest: float) -> optax.GradientTransformation:
 def _scale_where(
     chosen: Callable[[tuple[Any, ...]], bool], rate: optax.Schedule
 ) -> optax.GradientTransformation:
-    """Multiplies updates by minus the learning rate, for parameters whose path is ``chosen``."""
+    """Multiplies updates by the negative learning rate where ``chosen(path)`` is true."""
     scale = optax.scale_by_learning_rate(rate)
 
     def update(updates, state, params=None):
@@ -187,9 +188,9 @@ class RecentNorm(NamedTuple):
 
 
 def recent_norm() -> optax.GradientTransformation:
-    """Keeps :class:`RecentNorm`, with weight 1/100 for each norm from the hundredth on.
+    """Returns a transformation that tracks the recent gradient norm and changes no gradient.
 
-    The gradient is not changed.
+    Its state is :class:`RecentNorm`. From update 100 on, a new norm has weight 1/100 in the mean.
     """
 
     def init(params):
@@ -216,8 +217,8 @@ def scale_by_lamb(b1: float, b2: float, eps: float) -> optax.GradientTransformat
         step     m / (sqrt(v) + eps), m and v running means as in Adam, without bias correction
         update   step * min(|w|, 10) / (|step| + eps), or step where |w| is 0
 
-    In contrast, ``optax.lamb`` corrects the bias and does not clip |w|. Norms are computed over the
-    tensors of :func:`_original_tensor`.
+    In contrast, ``optax.lamb`` corrects the bias and does not clip |w|. One norm covers all
+    parameters with the same :func:`_original_tensor`.
     """
 
     def init(params):
@@ -242,9 +243,9 @@ def scale_by_lamb(b1: float, b2: float, eps: float) -> optax.GradientTransformat
 def _original_tensor(path: tuple[Any, ...]) -> str:
     """Returns the name of the tensor that holds a parameter in the authors' and NVIDIA's code.
 
-    In that code, one tensor has the queries, keys and values of a layer. The position tables of all
-    layers are one tensor too, and so are the content biases of ``shaw``. Stacked layers have one
-    name, ``layers/...``.
+    In that code, one tensor holds the weights of queries, keys and values of a layer. Another one
+    holds the position tables of all layers, and another one all content biases of ``shaw``. Here,
+    stacked layers have one name, ``layers/...``.
     """
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     shared = ("attention/u", "attention/distance", "attention/distance_bias", "positions")

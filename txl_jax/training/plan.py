@@ -1,9 +1,9 @@
-"""The plan of a run: all objects that it needs, each built once. Building them is the check.
+"""The plan of a run: all objects that it needs, each built once. Building them checks the run.
 
     settings ──▶ mesh ──▶ text ──▶ evaluators, streams, model, optimizer ──▶ locked workdirs
 
-Whatever does not fit (settings, text, devices, folders) raises an error while the plan is built,
-in this order, before the workdir exists. Nothing is built or checked again after that.
+The objects are built in this order. Settings, text, devices or folders that do not fit together
+raise an error then, before the workdir exists. Nothing is built or checked again later.
 """
 
 import contextlib
@@ -77,10 +77,10 @@ _SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
 @dataclasses.dataclass(frozen=True)
 class StepSetup:
-    """The parts of the program of an update. Runs that differ only in their seed share them.
+    """The parts of the training program. Runs that differ only in their seed share them.
 
-    ``abstract`` has the shapes and shardings of the state, and ``draw`` returns the first state of
-    a seed, uint32 []. All uses take this one function, so that JAX traces it once.
+    ``abstract`` has the shapes and shardings of the training state. ``draw`` returns the initial
+    state for a seed, uint32 []. All callers use the same function object, so JAX traces it once.
     """
 
     exp: ExperimentConfig
@@ -99,23 +99,23 @@ class StepSetup:
         def draw(seed: jax.Array) -> TrainState:
             return init_state(exp, model, optimizer, seed)
 
-        with shared_draws():  # as in lower_initialise, or JAX would trace again there
+        with shared_draws():  # as in lower_initialise: with another setting, JAX would trace twice
             shapes = jax.eval_shape(draw, _SEED)
         return cls(exp, model, optimizer, shardings, with_shardings(shapes, shardings), draw)
 
     @functools.cached_property
     def on_disk(self) -> TrainState:
-        """The shapes and shardings of the state in checkpoints, where layers are not stacked."""
+        """The shapes and shardings of the state in a checkpoint, which never stacks layers."""
         return with_shardings(jax.eval_shape(unstack_layers, self.abstract), self.shardings)
 
     @functools.cached_property
     def attention(self) -> Choice:
-        """The implementation of attention of the train step, and why it is not a fused one."""
+        """The attention implementation of the training step, with the reason if it is not fused."""
         sizes = attention_sizes(self.exp.train)
         return planned_attention(self.exp.model, *sizes, True, self.shardings.mesh)
 
     def lower_initialise(self) -> jax.stages.Lowered:
-        """Lowers the program of a seed, uint32 [], that draws the first state."""
+        """Lowers the program that draws the initial state from a seed, uint32 []."""
         out = jax.tree.map(lambda x: x.sharding, self.abstract)
         with shared_draws():
             return jax.jit(self.draw, out_shardings=out).lower(_SEED)
@@ -129,15 +129,15 @@ class StepSetup:
         return self._initialise(jnp.uint32(exp.seed))
 
     def check_state_memory(self) -> None:
-        """Raises ConfigError if the arrays of training alone exceed the memory of the devices."""
+        """Raises ConfigError if the training state and one gradient exceed the device memory."""
         arrays, copies = (self.abstract, self.abstract.params), self.exp.train.num_seeds
         check_arrays(TRAINING_STATE, arrays, self.shardings.mesh, copies)
 
     def update(self, text: DeviceText | None = None) -> Any:
-        """Returns :func:`~txl_jax.training.step.make_dispatch` with ``jit`` and shardings.
+        """Returns the function of :func:`~txl_jax.training.step.make_dispatch` under ``jax.jit``.
 
-        The function donates the state. With ``train.num_seeds`` > 1, all arguments except the text
-        have a leading axis of seeds.
+        It has shardings, and donates the state: JAX reuses the memory of this argument. With
+        ``train.num_seeds`` > 1, all arguments except the text have a leading axis of seeds.
         """
         t, on = self.exp.train, self.shardings
         function = make_dispatch(self.exp, self.model, self.optimizer)
@@ -162,11 +162,11 @@ class SeedRun(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A run of one or several seeds that has been checked. Several seeds share all but ``runs``.
+    """A checked run of one or several seeds. The seeds share all fields except ``runs``.
 
-    ``validation`` scores the validation split. ``evaluators`` score the split of the final
-    evaluation, one for each protocol, and ``evaluated`` are the model's settings in it. If
-    ``auto_dtype``, the user left ``model.dtype`` to the devices.
+    ``validation`` scores the validation split. ``evaluators`` has one evaluator per protocol for
+    the final evaluation, and ``evaluated`` has the model's settings in this evaluation.
+    ``auto_dtype`` tells whether ``model.dtype`` was ``auto``, which lets the devices decide.
     """
 
     corpus: Corpus
@@ -179,7 +179,7 @@ class Plan:
 
 
 def plan_run(exp: ExperimentConfig, workdir: str) -> Plan:
-    """Reads the text, and returns the plan of a run with complete settings and paths.
+    """Reads the text, completes the settings and the paths of a run, and returns its plan.
 
     Raises ConfigError or DataError if settings, text and devices are incompatible, KernelError if a
     kernel that the user named fails, and WorkdirError if a workdir cannot be used.
@@ -211,12 +211,12 @@ def build_plan(
     meshes: tuple[Mesh, Mesh] | None = None,
     auto_dtype: bool = False,
 ) -> Plan:
-    """Returns the plan of a run with complete settings; errors are those of :func:`plan_run`."""
+    """Returns the plan of a run from complete settings; raises the errors of :func:`plan_run`."""
     mesh, scoring = meshes or build_meshes(exp)
-    # The text is checked, for example its length, before what depends on the devices only.
+    # The text is checked first (for example its length), then what depends only on the devices.
     validation = split_evaluator(exp.model, exp.validate, corpus, mesh, VALIDATION)
-    # The final evaluation loads the model from its checkpoint. Its dtype is auto again if the user
-    # left it to the devices and auto means the same there.
+    # The final evaluation loads the model from its checkpoint. If the user chose dtype auto, the
+    # evaluation uses auto again, provided that auto gives the dtype of training there.
     auto = dataclasses.replace(exp.model, dtype="auto")
     same = auto_dtype and resolved(auto, None).dtype == exp.model.dtype
     model = auto if same else exp.model
@@ -229,12 +229,12 @@ def build_plan(
         evaluator.check_attention()
     check_seeds(exp, mesh)
     setup = StepSetup.on(mesh, exp)
-    setup.check_state_memory()  # again, as the vocabulary is known now
+    setup.check_state_memory()  # again, now with the size of the vocabulary
     return Plan(corpus, setup, runs, validation, evaluators, evaluated, auto_dtype)
 
 
 def build_meshes(exp: ExperimentConfig) -> tuple[Mesh, Mesh]:
-    """Returns the devices of training and validation, and those of the final evaluation.
+    """Returns the device mesh of training and validation, and that of the final evaluation.
 
     Raises ConfigError if the devices do not fit the config.
     """
@@ -248,7 +248,7 @@ def training_mesh(exp: ExperimentConfig, devices: Sequence[jax.Device] | None = 
 
 
 def attention_sizes(t: TrainConfig) -> tuple[int, int, int]:
-    """Returns the train step's number of rows, T with its context, and M."""
+    """Returns the sizes of training attention: rows of a micro-batch, T plus context, and M."""
     return t.batch_size // t.micro_batches, t.context_len + t.longest_seg_len, t.mem_len
 
 
@@ -262,7 +262,7 @@ def unchecked_streams(exp: ExperimentConfig, split: Any, **options: Any) -> Stre
 def training_streams(exp: ExperimentConfig, corpus: Corpus) -> Streams:
     """Returns the training split's streams, or raises ConfigError if they do not fit the config.
 
-    The ids were compared with the vocabulary when the corpus was loaded.
+    The token ids are not checked here: they were compared with the vocabulary on loading.
     """
     t = exp.train
     name, key = "the train split", "config key train.batch_size"
@@ -284,13 +284,13 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> Streams:
 
 
 def attention_program(t: TrainConfig, streams: Streams) -> dict[str, bool]:
-    """Returns what the train step's attention depends on besides :func:`attention_sizes`."""
+    """Returns the properties of the training step, besides its sizes, that attention depends on."""
     batch = training_batch(streams, 0, t.epoch_memory, t.reset_every, slice(0))
     return {"train": True, "episodes": batch.reset.ndim == 2, "several_seeds": t.num_seeds > 1}
 
 
 def check_seeds(exp: ExperimentConfig, mesh: Mesh) -> None:
-    """Raises ConfigError if several seeds are to train on several devices or processes."""
+    """Raises ConfigError if a run has several seeds and several devices or processes."""
     if exp.train.num_seeds > 1 and max(mesh.size, jax.process_count()) > 1:
         fix = f"give {argument('config.mesh.data', 1)}, or train each seed in its own run"
         raise ConfigError(f"config key train.num_seeds: several seeds need one device; {fix}")
@@ -324,8 +324,8 @@ def check_training_memory(exp: ExperimentConfig, mesh: Mesh, scoring: Mesh) -> N
     """Raises ConfigError if parameters, optimizer state, gradient or memory do not fit the devices.
 
     These arrays are only a part of what training needs, but this check needs no text. The compiled
-    program of an update is checked later, before the state is made. An unknown vocabulary counts as
-    the fewest words that the model can have.
+    update is checked later, before the state is created. If the size of the vocabulary is unknown,
+    this check assumes the smallest one that the model can have.
     """
     check_platform(exp.model.kernel, mesh)
     sized = dataclasses.replace(exp, model=_one_layer_traced(exp.model))
@@ -335,7 +335,7 @@ def check_training_memory(exp: ExperimentConfig, mesh: Mesh, scoring: Mesh) -> N
 
 
 def check_evaluation_memory(exp: ExperimentConfig, work: Work = EVALUATION) -> None:
-    """Raises ConfigError if the memory of the streams of evaluation exceeds that of the devices."""
+    """Raises ConfigError if the model's memory in evaluation exceeds the memory of the devices."""
     mesh = scoring_mesh(exp.mesh, exp.model, exp.evaluate.batch_size)
     _check_protocol_memory(exp.model, exp.evaluate, work, mesh)
 
@@ -349,7 +349,7 @@ def _check_protocol_memory(
 
 
 def _one_layer_traced(c: TransformerXLConfig) -> TransformerXLConfig:
-    """Returns a model of the same size, whose shapes are found quickly if its layers are alike."""
+    """Completes a model's settings, and stacks its layers so that JAX traces only one of them."""
     words = c.vocab_size or (c.cutoffs or (0,))[-1] + max(1, c.sample_softmax)
     c = dataclasses.replace(c, vocab_size=words)
     try:

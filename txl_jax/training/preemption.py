@@ -13,15 +13,18 @@ from jax.experimental import multihost_utils
 from txl_jax.parallel import processes
 
 WARNINGS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-"""Signals of closed terminals, and of schedulers before a limit; by default they end a process."""
+"""Signals of a closed terminal, or of a scheduler before a time limit. By default, each of them
+ends the process."""
 
 
 class PreemptionGuard:
-    """Records the first signal that asks to stop in ``signal``: SIGTERM, SIGINT or a warning.
+    """Stores the first signal that asks the run to stop in its attribute ``signal``.
 
-    A second Ctrl-C raises KeyboardInterrupt. Warnings that the process ignores, as it does SIGHUP
-    under ``nohup``, stay ignored. Outside the main thread, which alone receives signals, the guard
-    handles none. With several processes, ``signal`` is SIGTERM if only others received a signal.
+    The guard handles SIGTERM, SIGINT and :data:`WARNINGS`. A second Ctrl-C raises
+    KeyboardInterrupt. If the process ignores one of the WARNINGS, such as SIGHUP under ``nohup``,
+    the guard ignores this signal too. Python handles signals only in the main thread, so the guard
+    does nothing in other threads. With several processes, ``signal`` is SIGTERM if only others
+    received a signal.
     """
 
     def __init__(self) -> None:
@@ -34,7 +37,7 @@ class PreemptionGuard:
         if threading.current_thread() is not threading.main_thread():
             return self
         own = (signal.SIGINT,) if processes.many() else (signal.SIGTERM, signal.SIGINT)
-        # None: a handler that is not Python's, and could not be restored
+        # None means a handler that was not set by Python, so Python could not restore it.
         given = [n for n in WARNINGS if signal.getsignal(n) not in (signal.SIG_IGN, None)]
         for number in (*own, *given):
             self._handlers[number] = signal.signal(number, self._handle)
@@ -45,7 +48,7 @@ class PreemptionGuard:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def requested(self) -> bool:
-        """Tells whether to stop. All processes must call this equally often; the answers agree."""
+        """Tells whether to stop. All processes must call this equally often. All get one answer."""
         if self.signal is None and processes.many():
             self._calls += 1
             if multihost_utils.reached_preemption_sync_point(self._calls):

@@ -22,7 +22,7 @@ def traced_steps(
     Its arguments are the number of steps done, and arrays that the last dispatch computes. A trace
     of the steps START+1 to STOP, rounded up to whole dispatches, is written into the folder
     ``tensorboard`` of ``workdir`` by process 0. If training ends earlier, the trace ends with it.
-    ``report`` receives the folder. ``steps`` ``None`` traces nothing.
+    ``report`` prints the folder. If ``steps`` is ``None``, nothing is traced.
     """
     start, stop = steps if steps and processes.is_process_zero() else (0, 0)
     folder, tracing, done = os.path.join(workdir, "tensorboard"), False, 0
@@ -33,7 +33,7 @@ def traced_steps(
             done = step
             if tracing == (start <= step < stop):
                 return
-            jax.block_until_ready(computed)  # the trace has whole steps
+            jax.block_until_ready(computed)  # so the trace has whole steps
             tracing = not tracing
             if not tracing:
                 trace.close()

@@ -1,6 +1,6 @@
 """A run from its settings to its results: train, evaluate, continue the prompt.
 
-The command, the library, a table of rows and a sweep all train by :func:`train_and_evaluate`.
+The command, the library, an ablation and a sweep all call :func:`train_and_evaluate` to train.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from txl_jax.training.preemption import PreemptionGuard
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal stopped a run. The text says what is saved; no other run may start afterwards."""
+    """A signal stopped a run. The message says what is saved. No other run must start after it."""
 
     def __init__(self, received: signal.Signals, saved: str):
         super().__init__(f"stopped by {received.name}{saved}")
@@ -64,7 +64,7 @@ def train_and_evaluate(
     Raises :class:`Stopped` after a signal, and the errors of
     :func:`~txl_jax.training.plan.plan_run` and :func:`~txl_jax.training.loop.train`.
     """
-    # Made first, because a package that is not installed is an error before any work.
+    # Loggers are made first: if a package is not installed, the error comes before any work.
     loggers = [make_logger(exp.train.wandb, *more_loggers) for _ in range(exp.train.num_seeds)]
     models, lines = [], []
     with PreemptionGuard() as guard, contextlib.ExitStack() as stack:
@@ -94,7 +94,7 @@ def train_and_evaluate(
 
 
 def chosen_model(workdir: str, use: str) -> TrainedModel:
-    """Loads the best model with the weights ``average.use``, if its checkpoint has them."""
+    """Loads the model of a workdir, with the weights named ``use`` if its checkpoint has them."""
     trained = load(workdir)
     return load(workdir, weights=use) if use in trained.others else trained
 
@@ -114,8 +114,9 @@ def is_trained(exp: ExperimentConfig, workdir: str) -> bool:
 def check_steps(exp: ExperimentConfig, workdir: str) -> None:
     """Raises WorkdirError, with a command to continue, if a finished run would get more steps.
 
-    The learning rate of each step depends on the number of steps, so a longer run is another run.
-    Only process 0 runs this check, so it must not wait for other processes.
+    The learning rate of each step depends on the total number of steps, so a longer run would have
+    other learning rates from the start. Only process 0 runs this check, so the check must not wait
+    for other processes.
     """
     if not path(workdir, CONFIG).exists():
         return
@@ -152,7 +153,7 @@ def evaluate_and_generate(
 ) -> str:
     """Evaluates, generates, and returns a line with the held-out loss; "" if it was interrupted.
 
-    Process 0 sends the scores and the text to ``logger``. ``evaluators`` are those of the plan.
+    Process 0 sends the scores and the text to ``logger``. ``evaluators`` come from the run's plan.
     """
     result = score_split(trained, corpus, guard.requested, evaluators)
     if result is None:
@@ -175,7 +176,8 @@ def evaluate_and_generate(
 def score_own_text(trained: TrainedModel, of_run: ExperimentConfig) -> Evaluation:
     """Checks the text and the memory, and returns the result of :func:`score_split`.
 
-    A memory longer than any of the settings ``of_run`` is noted on standard error.
+    ``of_run`` has the settings of the run. If the memory is longer than any in these settings, a
+    note on standard error says so.
     """
     exp = trained.config
     check_evaluation_memory(exp)
@@ -200,11 +202,11 @@ def headline(result: Evaluation) -> str:
 
 
 def stored_experiment(workdir: str, start_from: str | None = None) -> ExperimentConfig:
-    """Returns the experiment, of all its seeds, of a run that has begun in a workdir.
+    """Returns the experiment of the run in a workdir, which covers all seeds of the run.
 
-    Without such a run, returns the experiment of ``start_from``, whose model a new run starts from.
-    Raises WorkdirError if there is no run, if the only one is in the folder of a single seed, if a
-    seed between others is missing, or if the settings cannot be used.
+    If the workdir has no run, returns the experiment of the folder ``start_from``, whose model a
+    new run starts from. Raises WorkdirError if neither has a run, if the workdir has the folder of
+    only one seed, if a seed between others is missing, or if the settings cannot be used.
     """
     if path(workdir, CONFIG).exists():
         return loaded_experiment(workdir)
@@ -215,7 +217,7 @@ def stored_experiment(workdir: str, start_from: str | None = None) -> Experiment
     if not seeds:
         raise no_run(workdir)
     first = os.path.join(workdir, f"seed_{seeds[0]}")
-    if len(seeds) == 1:  # as in a sweep
+    if len(seeds) == 1:  # for example in a sweep
         why = "the only run in this folder is a seed"
         named = argument("workdir", shown_path(first))
         raise WorkdirError(f"{argument('workdir', workdir)}: {why}; give {named}")

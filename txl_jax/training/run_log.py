@@ -10,12 +10,12 @@
      "timing": {"seconds": 8.1, "tokens_per_second": 12345.6,
                 "data_seconds": 0.02, "save_seconds": 0.3, "attention": "xla"}}
 
-``kind`` is train or valid. ``loss`` is in nats per token; the next key has it in the unit of
-the text: ``bpb`` (bits per byte), ``bpc`` (bits per character) or ``ppl`` (perplexity). ``skipped``
-counts skipped updates, which the means exclude. ``data_seconds``, the wait for data, is part of
-``seconds``. ``save_seconds``, for which saves blocked training, is not. ``attention`` names the
-implementation of attention (model/kernels). Two identical runs have identical records, except for
-``timing``. A number that is not finite is ``null``.
+``kind`` is train or valid. ``loss`` is in nats per token; the next key has the same loss in the
+unit of the text: ``bpb`` (bits per byte), ``bpc`` (bits per character) or ``ppl`` (perplexity).
+``skipped`` counts skipped updates, which the means exclude. ``seconds`` includes ``data_seconds``,
+the wait for data, but not ``save_seconds``, the time for which saves blocked training.
+``attention`` names the implementation of attention (model/kernels). Two identical runs have
+identical records, except for ``timing``. A number that is not finite is ``null``.
 """
 
 import collections
@@ -55,18 +55,20 @@ class RunLog:
     """Prints the records of one run and writes them into its workdir.
 
     A resumed run writes the same records as an uninterrupted run, bit for bit except ``timing``.
-    For this, the records of a step must be written before its checkpoint is saved.
+    Therefore the caller must write the records of a step before it saves the step's checkpoint.
 
     Args:
       resume_step: the step of the restored checkpoint. Later records are removed; 0 removes all.
       window: the value of :attr:`window` from the restored checkpoint.
-      rewritten: a kind of record that is also removed at ``resume_step``, and written again.
-      tolerate_errors: whether to keep a record that cannot be written, and write it with a later
-        record. Errors at the start and at the end of a run are always raised.
+      rewritten: a kind of record that is also removed at ``resume_step``, because the resumed run
+        writes it again.
+      tolerate_errors: whether training continues if a record cannot be written. The log then writes
+        this record together with a later one. Errors at the start of a run are always raised.
       writes: whether to write and print. Otherwise, the log only computes sums.
-      label: an argument of :class:`~txl_jax.training.console.Console`.
-      goodput: a timer that several runs may share.
-      logger: receives the settings ``config`` and the numbers of the records; it is not closed.
+      label: the prefix of printed lines (:class:`~txl_jax.training.console.Console`).
+      goodput: a timer, which several runs can share.
+      logger: receives the settings ``config`` and the numbers of the records. The log does not
+        close the logger.
       attention: the implementation of attention, which training records name.
 
     Raises OSError, which names the file, if a file cannot be written.
@@ -136,7 +138,7 @@ class RunLog:
     def flush_window(self, step: int, *, epoch: float | None = None) -> None:
         """Writes the training record of the window and starts a new window.
 
-        An empty window has no record. A run that is stopped early saves its window in a checkpoint.
+        An empty window gives no record. A run that stops early saves its window in a checkpoint.
         """
         w = self._window
         if not w.steps and not w.skipped:
@@ -168,7 +170,7 @@ class RunLog:
         *,
         epoch: float | None = None,
     ) -> None:
-        """Writes and prints one record. The ``loss`` in ``values`` is also given in the unit."""
+        """Writes and prints one record, with the ``loss`` also in the unit of the text."""
         if not self._writes:
             return
         loss = values["loss"]
@@ -176,11 +178,11 @@ class RunLog:
         passed = {} if epoch is None else {"epoch": float(epoch)}
         timed = {"timing": plain(timing)} if timing else {}
         self._write({"kind": kind, "step": int(step), **passed, **plain(values), **timed})
-        if kind != "train":  # flush_window prints it, with the speed
+        if kind != "train":  # flush_window prints training records
             self._console.record(kind, step, values)
 
     def _write(self, record: dict[str, Any]) -> None:
-        """Writes a record, after earlier records that could not be written."""
+        """Writes a record, preceded by earlier records that could not be written at their time."""
         self._unwritten.append(record)
         numbers = {
             f"{record['kind']}/{name}": value
@@ -207,7 +209,7 @@ class RunLog:
         figure_path = os.path.join(self.workdir, "loss.png")
         try:
             draw_loss_curve(self.metrics_path, figure_path, self._unit, self.message)
-        except Exception as error:  # no error of the figure may end the run
+        except Exception as error:  # a failed figure must not end the run
             self.message(f"{figure_path}: the loss curve cannot be drawn ({error!r})")
 
 

@@ -2,7 +2,8 @@
 
 A skipped update leaves the parameters and the optimizer state unchanged. The step still counts, so
 the learning rate, the dropout and the position in the data remain functions of the step. The memory
-advances, too, but is emptied for streams with non-finite new states, because NaN would persist.
+also advances. But if the new states of a stream are not finite, its memory is emptied, because NaN
+would persist in it.
 """
 
 import math
@@ -49,13 +50,14 @@ def check_state(state: TrainState, step: int, kept: str) -> None:
 def skip_bad_update(
     new: TrainState, old: TrainState, nll_sum: jax.Array, norm: jax.Array, t: TrainConfig
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Returns the state ``new`` after an update, or ``old`` with new memory if the update is bad.
+    """Returns ``new``; after a bad update, with the parameters and optimizer state of ``old``.
 
-    With ``train.non_finite=skip``, it is bad if the loss, the gradient norm, the new parameters or
-    the new optimizer state are not finite. With ``train.skip_spikes``, it is bad if the norm is a
-    spike. ``nll_sum`` and the gradient norm before clipping, ``norm``, are float32 []. The metrics
-    are 0 or 1, float32 []: ``skipped``, and only with ``non_finite=skip`` ``update_finite``, which
-    tells whether the new parameters and the new optimizer state are finite.
+    With ``train.non_finite=skip``, an update is bad if the loss, the gradient norm, the new
+    parameters or the new optimizer state are not finite. With ``train.skip_spikes``, an update is
+    bad if the norm is a spike. ``nll_sum`` and the gradient norm before clipping, ``norm``, are
+    float32 []. The returned metrics are 0 or 1, float32 []. ``skipped`` tells whether the update
+    was bad. ``update_finite`` tells whether the new parameters and the new optimizer state are
+    finite; only ``non_finite=skip`` gives this metric.
     """
     if t.non_finite != "skip" and not t.skip_spikes:
         return new, {}
@@ -86,7 +88,7 @@ def skip_bad_update(
 def non_finite_leaf(tree: Any) -> str | None:
     """Returns the name of the first array of a pytree that is not finite, or ``None``.
 
-    Each process checks those of its own shards that are replica 0, without communication.
+    Each process checks its own shards, without communication. Of copies, only replica 0 is checked.
     """
     checked = [  # all checks are started before the first result is read
         (jax.tree_util.keystr(path, simple=True, separator="/"), _is_finite(shard.data))

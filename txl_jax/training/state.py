@@ -31,7 +31,7 @@ class TrainState(flax.struct.PyTreeNode):
 
     __repr__ = fields_repr
 
-    step: jax.Array  # number of updates so far, int32 []; gives dropout and position in the data
+    step: jax.Array  # updates so far, int32 []; determines dropout and the position in the data
     params: Any  # float32 pytree
     opt_state: Any
     mems: Memory
@@ -51,7 +51,7 @@ def init_state(
     t = exp.train
     mems = model.init_mems(t.batch_size, t.mem_len)
     tokens = jnp.zeros((t.batch_size, 1), jnp.int32)
-    model = model.clone(cfg=dataclasses.replace(model.cfg, kernel="xla"))  # of any length
+    model = model.clone(cfg=dataclasses.replace(model.cfg, kernel="xla"))  # accepts any length
     init_key, _ = jax.random.split(jax.random.key(exp.seed if seed is None else seed))
     params = model.init(init_key, tokens, mems)["params"]
     enabled = (("swa", exp.average.swa_start), ("ema", exp.average.ema_decay))
@@ -100,7 +100,11 @@ def candidates(state: TrainState, c: AverageConfig, step: int) -> dict[str, Any]
 
 
 def choose_weights(losses: dict[str, float], c: AverageConfig) -> str:
-    """Returns ``average.use``, or ``raw`` if it has not begun; for ``best``, the best candidate."""
+    """Returns the name of the parameters that ``average.use`` selects.
+
+    ``best`` selects the parameters with the lowest loss. ``raw`` replaces an average that has not
+    begun.
+    """
     if c.use == "best":
         return min(losses, key=lambda name: losses[name])
     return c.use if c.use in losses else RAW

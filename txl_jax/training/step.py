@@ -34,19 +34,19 @@ def train_step(
     """Returns the state after one update on ``batch``, and the metrics of the step.
 
     ``seed`` is the seed of dropout, uint32 [], or ``None`` for the seed of the experiment. The
-    metrics are float32 []: ``nll_sum`` (nats) and ``count`` of the scored targets, the number
-    ``tokens`` without padding, ``grad_norm`` before clipping, ``learning_rate``, and the metrics of
-    :func:`skip_bad_update`.
+    metrics are float32 []: ``nll_sum`` (nats) and ``count`` of the scored targets, ``tokens`` (the
+    number of tokens without padding), ``grad_norm`` before clipping, ``learning_rate``, and the
+    metrics of :func:`skip_bad_update`.
     """
     tokens = jnp.sum(batch.weights)
     scale: jax.Array | float = 1.0
     if exp.train.seg_len_std:
-        # With the full rate, the tokens of a short segment would have a higher weight than others
-        # (Merity et al. 2018, variable length backpropagation).
+        # At the full learning rate, a token of a short segment would have more weight than a token
+        # of a long segment (Merity et al. 2018, variable length backpropagation).
         scale = jnp.max(jnp.sum(batch.weights, axis=1)) / exp.train.seg_len
     batch = batch.replace(weights=scored_weights(batch.weights, exp.loss))
     _, run_key = jax.random.split(jax.random.key(exp.seed if seed is None else seed))
-    key = jax.random.fold_in(run_key, state.step)  # of dropout: depends on seed and step alone
+    key = jax.random.fold_in(run_key, state.step)  # of dropout: depends only on seed and step
     gradient, nll_sum, mems = accumulate_gradient(state, batch, exp, model, key)
     gradient, nll_sum = equal_on_copies((gradient, nll_sum), model.mesh)
     rate = schedule(exp.optimizer, exp.train.steps, exp.average)
@@ -58,8 +58,8 @@ def train_step(
         "learning_rate": rate(state.step) * scale,
     }
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-    # No update starts before the whole gradient is known. Otherwise the compiler would have to copy
-    # donated parameters, because the rest of the gradient still reads them.
+    # No parameter is updated before the whole gradient is computed. Otherwise the compiler would
+    # copy donated parameters, because the rest of the computation of the gradient still reads them.
     scale = scale + zero_after(metrics["grad_norm"], state.step)
     updates = jax.tree.map(lambda x: x * scale, updates)
     params = optax.apply_updates(state.params, updates)
@@ -74,8 +74,8 @@ def accumulate_gradient(
     """Returns a batch's gradient, its sum of negative log-likelihoods in nats, and the new memory.
 
     The gradient is accumulated over ``train.micro_batches`` parts of the batch and of the memory.
-    Row b belongs to part b % ``micro_batches``, so that every device holds rows of every part. The
-    weights of ``batch`` are those of :func:`scored_weights`. ``key`` is the dropout key.
+    Row b belongs to part b % ``micro_batches``, so that every device holds rows of every part.
+    ``batch`` has the weights of :func:`scored_weights`. ``key`` is the dropout key.
     """
     parts = exp.train.micro_batches
     gradient_of = jax.grad(batch_loss, has_aux=True)
@@ -102,7 +102,7 @@ def accumulate_gradient(
 
 
 def text_may_follow_padding(t: TrainConfig) -> bool:
-    """Tells whether text with the same memory may follow a padded segment."""
+    """Tells whether a padded segment can be followed by text that uses the same memory."""
     return t.seg_len_std > 0 or t.epoch_memory == "carry"
 
 

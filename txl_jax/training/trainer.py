@@ -1,7 +1,7 @@
 """Logs, validates and saves the run of one seed, and makes its state, program and inputs.
 
-The loop is in loop.py. The metrics of a dispatch are read after the next dispatch, so that the
-device does not wait for the host.
+The loop is in loop.py. A dispatch is one call of the compiled program, which makes one or several
+updates. Its metrics are read after the next dispatch, so the device does not wait for the host.
 """
 
 import collections
@@ -61,11 +61,11 @@ class Outcome(NamedTuple):
 class Trainer:
     """Logs, validates and saves the run of one seed, and holds its variables between steps.
 
-    It starts at the newest checkpoint of the workdir that is not after ``last_step``, and ``step``
-    is the step of this checkpoint, or 0. :class:`RunLog` explains ``logger`` and ``goodput``.
-    ``validated`` tells whether the most recent scheduled validation was completed. The loop calls
-    ``load_text``, ``program``, ``make_state``, ``feed`` and ``part``, here or for several seeds
-    together (multi_seed.py).
+    It starts at the newest checkpoint of the workdir that is not after ``last_step``. ``step`` is
+    the step of this checkpoint, or 0 without one. :class:`RunLog` explains ``logger`` and
+    ``goodput``. ``validated`` tells whether the most recent scheduled validation was completed. The
+    training loop calls ``load_text``, ``program``, ``make_state``, ``feed`` and ``part``. With
+    several seeds, it calls the methods with these names of ``StackedSeeds`` (multi_seed.py).
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Trainer:
         self.corpus, self.setup, self.evaluator = plan.corpus, plan.setup, plan.validation
         self.checkpoints, self.guard = checkpoints, guard
         self.text: DeviceText | None = None
-        # The list is emptied in make_state: a reference would keep a second state in memory.
+        # make_state empties this list: a remaining reference would keep a second state in memory.
         found = checkpoints.restore(self.setup.on_disk, self.exp.to_dict(), last_step)
         self._restored, meta = ([found[0]], found[1]) if found else ([], {})
         self._resumed = found is not None
@@ -116,13 +116,13 @@ class Trainer:
 
     @property
     def trainers(self) -> list["Trainer"]:
-        """This trainer alone; ``StackedSeeds`` has one for each seed."""
+        """A list of this trainer alone; the list of ``StackedSeeds`` has one for each seed."""
         return [self]
 
     def remove_later_checkpoints(self) -> None:
-        """Removes the checkpoints after ``step``, by which this seed is ahead of other seeds.
+        """Removes this seed's checkpoints after ``step``, the newest step that all seeds have.
 
-        Otherwise no earlier step could be saved until the run is past them.
+        While later checkpoints exist, the run cannot save an earlier step.
         """
         if later := sorted(step for step in self._saved if step > self.step):
             steps = ", ".join(map(str, later))
@@ -167,7 +167,7 @@ class Trainer:
             self.text = jax.device_put(text, self.setup.shardings.rows())
 
     def make_state(self) -> TrainState:
-        """Returns the restored state, or draws the first one; call it once."""
+        """Returns the restored state, or draws the initial state. Call this method only once."""
         exp, setup = self.exp, self.setup
         if not self._resumed:
             if exp.train.start_from is None:
@@ -210,7 +210,7 @@ class Trainer:
         return dispatch_shapes(self.exp.train, self.streams)
 
     def part(self, tree: Any, seed: int) -> Any:
-        """Returns a seed's part of a state or of metrics, which is all of it here."""
+        """Returns the whole state or the whole metrics, because this trainer has only one seed."""
         return tree
 
     def step_done(self, step: int, metrics: Metrics, state: Callable[[], TrainState]) -> None:
@@ -303,7 +303,7 @@ class Trainer:
     def _failing(self, tolerated: bool) -> Iterator[None]:
         """Logs that a save failed, or raises CheckpointError if that is not tolerated.
 
-        With many processes no failure is tolerated, since the others wait for it in their saves.
+        With several processes, no failure is tolerated: the save of each one waits for all others.
         """
         try:
             yield

@@ -1,4 +1,4 @@
-"""Unpacks chosen files of tar and zip archives; a member's folders do not decide where it goes."""
+"""Unpacks chosen files of tar and zip archives to paths that the caller decides."""
 
 import contextlib
 import functools
@@ -17,7 +17,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources.cache import make_folder, write_errors
 from txl_jax.data.sources.source import file_hash, opened
 
-Wanted = Callable[[str], str | None]  # from a member's name to its path in the folder, or None
+Wanted = Callable[[str], str | None]  # from a member's name to the path to write, or None
 Member = tuple[str, Callable[[], Any]]  # the name, and a function to open it
 BROKEN = (  # errors while reading a damaged or encrypted archive
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
@@ -64,7 +64,7 @@ def _copy(content: IO[bytes], to: Path) -> None:
     with write_errors(to.parent):
         to.parent.mkdir(parents=True, exist_ok=True)
         to.touch()
-    while block := content.read(1 << 20):  # an error of the archive is no error of the disk
+    while block := content.read(1 << 20):  # an error here is the archive's
         with write_errors(to.parent), open(to, "ab") as file:
             file.write(block)
 
@@ -96,7 +96,7 @@ def _tar_members(archive: Path) -> Iterator[Member]:
     with tarfile.open(archive) as tar:
         for member in filter(tarfile.TarInfo.isfile, tar):
             yield member.name, functools.partial(tar.extractfile, member)
-        rest: Any = tar.fileobj  # a compressed archive has its checksum at the end
+        rest: Any = tar.fileobj  # reading to the end verifies the checksum there
         while block := rest.read(1 << 20):
             if block.strip(b"\0"):  # a damaged header hides the members after it
                 raise tarfile.ReadError("a header in it is damaged")

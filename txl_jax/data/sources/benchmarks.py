@@ -1,14 +1,14 @@
 """Finds the corpora ``ptb``, ``wt103``, ``wt2``, ``enwik8`` and ``text8``, each in one archive.
 
-Penn Treebank is the text that Mikolov prepared. WikiText (Merity et al. 2016) keeps case, and is
-downloaded from its first author's mirror. The hashes of its archives are those of torchtext; none
-are published for the files in them.
+Penn Treebank is the text that Mikolov prepared. WikiText (Merity et al. 2016) keeps upper and lower
+case; it is downloaded from its first author's mirror. The hashes of the WikiText archives are from
+torchtext. No hashes are published for the files in these archives.
 
 ``enwik8`` and ``text8`` are 100,000,000 bytes of Wikipedia of 2006, in splits of 90M, 5M and 5M.
 ``text8`` has letters from a to z and spaces; white space at both ends of each split is stripped, as
-in the authors' code. ``enwik8`` has two protocols, whose scores cannot be compared: ``authors``
-drops the newline byte (204 symbols; bits per character are bits per byte other than newline), and
-``bytes`` drops none (205 symbols).
+in the authors' code. ``enwik8`` has two protocols, whose scores cannot be compared. ``authors``
+drops the newline byte and leaves 204 symbols, so its bits per character are bits per byte that is
+not a newline. ``bytes`` keeps all 205 symbols.
 
 The authors count the vocabulary over all three splits, except for ``wt103``.
 """
@@ -51,7 +51,7 @@ class PublishedCorpus:
         """Finds the corpus at ``path``; the label says if files differ from the published ones.
 
         ``path`` is the archive, the raw file, or a folder with one of them or with a file of each
-        split. ``None`` downloads the archive, whose hashes must be the published ones. Raises
+        split. ``None`` downloads the archive, and compares it with published hashes. Raises
         DataError if the corpus cannot be found or used.
         """
         if path is None:
@@ -139,7 +139,7 @@ class PublishedCorpus:
         return True, "published data (md5 checked)"
 
     def _other_md5(self, files: Mapping[str, Path]) -> list[str]:
-        """Returns the names of those files for which another md5 is published."""
+        """Returns the names of files whose md5 differs from the published md5."""
         other = [key for key in self.md5 if source.file_hash(files[key], "md5") != self.md5[key]]
         return [self.names[key] for key in other]
 

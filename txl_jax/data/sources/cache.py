@@ -1,8 +1,9 @@
-"""Creates files and folders of the cache, which are complete or absent, by one process at a time.
+"""Creates files and folders of the cache; a name in the cache exists only once it is complete.
 
 A process creates ``NAME`` while it holds the lock file ``.NAME.lock``. It writes a folder as
-``NAME.unfinished`` and a download as ``NAME.part``, and renames both at the end. If it is killed,
-the next process that needs the same name begins the folder again, and resumes the download.
+``NAME.unfinished`` and a download as ``NAME.part``, and renames them to ``NAME`` at the end. If the
+process is killed, the next process that needs ``NAME`` begins a folder again, and resumes a
+download.
 """
 
 import contextlib
@@ -55,7 +56,7 @@ def unfinished_download(final: Path) -> Iterator[Path]:
 
 
 def remove_damaged(final: Path, is_damaged: Callable[[], object]) -> None:
-    """Removes a folder, unless another process has already replaced it by an undamaged one."""
+    """Removes a damaged folder, unless another process has already replaced it."""
     with _locked(final):
         if final.exists() and is_damaged():
             unfinished = final.with_name(f"{final.name}.unfinished")

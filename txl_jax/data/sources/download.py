@@ -16,13 +16,14 @@ from txl_jax.data.sources.cache import make_folder, unfinished_download, write_e
 from txl_jax.data.sources.source import file_hash
 from txl_jax.progress import bar
 
-ORIGIN = "origin.json"  # a downloaded folder's file with the address and the hashes of its files
+ORIGIN = "origin.json"  # in a downloaded folder: the address, and the hashes of the files
 
 
 def download(url: str, into: Path, expected: str) -> Path:
     """Downloads ``url`` to the file ``into``, unless it exists with the hash ``expected``.
 
-    The hash is ``md5:…`` or ``sha256:…``. Raises DataError if the download fails or has another.
+    A hash is ``md5:…`` or ``sha256:…``. Raises DataError if the download fails, or has another
+    hash.
     """
     if into.exists() and _hash(into, expected) == expected:
         return into
@@ -36,10 +37,10 @@ def download_folder(
 ) -> dict[str, str]:
     """Creates the folder ``into`` from the file at ``url``, if the folder does not exist.
 
-    ``extract`` takes the downloaded file, whose hash is the ``expected`` one, and an empty folder
-    to write to. Returns the sha256 that each file had when it was downloaded, by its path in the
-    folder. Raises DataError as :func:`download` does, or if ``extract`` fails; then no files are
-    kept.
+    ``extract`` is called with the downloaded file, after its hash is checked, and with an empty
+    folder to write to. Returns the sha256 that each file had when it was downloaded, by its path in
+    the folder. Raises DataError as :func:`download` does, or if ``extract`` fails; then no files
+    are kept.
     """
 
     def fill(folder: Path) -> None:
@@ -60,17 +61,17 @@ def download_folder(
 
 
 def _hash(file: Path, expected: str) -> str:
-    """Returns the hash of a file in the form of the expected one."""
+    """Returns the hash of a file, of the same kind as ``expected``: ``md5:…`` or ``sha256:…``."""
     kind = expected.partition(":")[0]
     return f"{kind}:{file_hash(file, kind)}"
 
 
 @contextlib.contextmanager
 def _downloaded(url: str, name: Path, expected: str | None) -> Iterator[Path]:
-    """Yields a temporary file beside ``name`` with the content of ``url``, whose hash is checked.
+    """Yields a temporary file beside ``name`` with the content of ``url``, and checks its hash.
 
-    The next call resumes an interrupted download only if there is a hash, because the file at
-    ``url`` may have changed.
+    The next call resumes an interrupted download only if there is a hash. Without a hash, a change
+    of the file at ``url`` in the meantime would not be noticed.
     """
     with unfinished_download(name) as file:
         if expected is None:
@@ -91,7 +92,7 @@ def _downloaded(url: str, name: Path, expected: str | None) -> Iterator[Path]:
 
 
 def _fetch(url: str, file: Path, kept: str) -> None:
-    """Completes ``file``, from its start if the server cannot continue it; raises DataError."""
+    """Downloads the rest of ``file``, or all of it if the server cannot resume a download."""
     start = file.stat().st_size
     logging.info("downloading %s from byte %d", url, start)
     headers = {"Range": f"bytes={start}-"} if start else {}

@@ -2,12 +2,13 @@
 
 As in the authors' scripts, one of the 50 held-out files is both validation and test split. The
 vocabulary is the published list of 793,471 words, in its order. The archive's hash is from
-tensorflow_datasets. No hash of the vocabulary is published; that of the download is recorded.
+tensorflow_datasets. No hash of the vocabulary is published, so the hash of the downloaded file is
+recorded, and later runs compare the file with it.
 
     protocol authors   <S> the cat sat <S> it rained <S>             PyTorch
     protocol double    <S> the cat sat <S> <S> it rained <S> <S>     TensorFlow
 
-With ``double`` each sentence has one more target, which is always the same and easy to predict.
+With ``double`` each sentence has one more target, an ``<S>`` that is easy to predict.
 Perplexities of the two protocols therefore cannot be compared.
 """
 
@@ -42,8 +43,8 @@ COUNTS = {("symbols", ""): 793_471, ("lines", "train"): 30_301_028}
 def find(path: str | None, cache: Path, protocol: Protocol = "authors") -> Source:
     """Finds the corpus at ``path``, or downloads it (1.8 GB, 4 GB unpacked) and checks its hash.
 
-    ``path`` is the archive, its unpacked folder, or the folder in which the authors' script unpacks
-    it, with ``valid.txt`` and ``test.txt``. :data:`VOCAB` must be there or beside the archive.
+    ``path`` is the archive, its unpacked folder, or the folder that the authors' script makes, with
+    ``valid.txt`` and ``test.txt``. :data:`VOCAB` must be in this folder, or beside ``path``.
     Raises DataError if there is no usable text, or if a download has a wrong hash.
     """
     if path is None:

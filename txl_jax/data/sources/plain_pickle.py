@@ -1,4 +1,4 @@
-"""Reads a vocabulary from a pickle without unpickling it, so that nothing in it is run.
+"""Reads a vocabulary from a pickle without unpickling it, so no code in the pickle is run.
 
 nanoGPT's ``meta.pkl`` is a dict whose ``itos`` has the symbol of each id.
 """
@@ -64,7 +64,7 @@ def _value(data: bytes) -> Any:
 def read_meta(path: Path) -> list[str]:
     """Returns the symbols of nanoGPT's ``meta.pkl`` in the order of the ids, or raises DataError.
 
-    The error has the lines of Python that write them to ``symbols.json``.
+    The error shows lines of Python that write the symbols to ``symbols.json``.
     """
     with opened(path) as file:
         data = file.read(LARGEST + 1)

@@ -1,11 +1,11 @@
-"""Generates ``probe``, a random text with answers that repeat a symbol d tokens before them.
+"""Generates ``probe``, a random text in which answers repeat a symbol from d tokens before.
 
 The text is a sequence of episodes, each with its own distance d:
 
     < B . . . . . . > B         d = 8: the answer B comes 8 tokens after B was shown
       |<----- d ----->|         ``<`` and ``>`` are markers; the points are noise
 
-A model that predicts B after ``>`` has carried it over d tokens.
+A model that predicts B after ``>`` has remembered the symbol for d tokens.
 """
 
 import string
@@ -31,7 +31,7 @@ def find(c: ProbeTextConfig) -> Source:
 
 
 def draw(c: ProbeTextConfig, rng: np.random.Generator, size: int) -> str:
-    """Draws as many whole episodes of random distances as fit in ``size`` tokens."""
+    """Draws as many complete episodes of random distances as fit in ``size`` tokens."""
     most = size // (c.shortest + 2) + 1
     distances = rng.integers(c.shortest, c.longest, size=most, endpoint=True)
     fit = int(np.searchsorted(np.cumsum(distances + 2), size, side="right"))

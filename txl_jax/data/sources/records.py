@@ -1,7 +1,8 @@
-"""Reads documents from records: lines of JSON, rows of CSV, Parquet and Arrow, a text in each.
+"""Reads the text of each record in a file of JSON, JSON lines, CSV, Parquet or Arrow.
 
-One record is in memory at a time, or a batch of rows of a table. ``data.field`` names the field
-with the text.
+Each text is a document. The setting ``data.field`` names the field with the text. One record is in
+memory at a time; for a Parquet or Arrow table, it is a batch of rows, and for a file of JSON, all
+records.
 """
 
 import codecs
@@ -29,8 +30,8 @@ LONGEST = 64 << 20
 ROWS = 256  # the number of rows of a Parquet table that are read at a time
 JSON_LINES, WHOLE_JSON = (".jsonl", ".ndjson", ".ldjson", ".jsonlines", ".jl"), ".json"
 TABLES = (".parquet", ".arrow", ".feather")
-STATE = "state.json"  # the list of the files of a folder that Hugging Face's datasets saved
-OTHERS = (STATE, "dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # without text
+STATE = "state.json"  # lists the files of a folder that Hugging Face's datasets saved
+OTHERS = (STATE, "dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # have no text
 
 
 def texts(stored: Stored, field: str, separator: str, folder: Path) -> Iterator[bytes]:
@@ -71,7 +72,7 @@ def _json_lines(stored: Stored, field: str, folder: Path) -> Records:
 
 
 def _json(stored: Stored, field: str, folder: Path) -> Records:
-    """Reads one array, one object (a record, or with a list of records), or else lines of JSON."""
+    """Reads one array of records, one record, one object with a list of records, or JSON lines."""
     with stored.opened() as file:
         start = file.read(LONGEST + 1)
     is_array = start.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
@@ -147,7 +148,7 @@ def _csv(stored: Stored, field: str, folder: Path) -> Records:
 
 
 def _delimiter(first: str, field: str, usual: str) -> str:
-    """Returns the delimiter with which the first line names the field, or the usual one."""
+    """Returns the delimiter with which the first line names ``field``, or else a likely one."""
     for delimiter in (usual, ";", "\t", "|", ","):
         with contextlib.suppress(csv.Error):
             if field in next(csv.reader([first], delimiter=delimiter), []):
@@ -156,7 +157,7 @@ def _delimiter(first: str, field: str, usual: str) -> str:
 
 
 def _lines(file: IO[bytes], where: str) -> Iterator[str]:
-    """Yields lines of UTF-8 with their ends; raises DataError for one too long or not UTF-8."""
+    """Yields lines with their ends; raises DataError for a line that is too long or not UTF-8."""
     number = 0
     while line := file.readline(LONGEST + 1):
         number += 1
@@ -172,7 +173,7 @@ def _lines(file: IO[bytes], where: str) -> Iterator[str]:
 
 
 def _table(stored: Stored, field: str, folder: Path) -> Records:
-    """Reads Parquet, and Arrow in the form of a file or a stream, which are memory-mapped."""
+    """Reads Parquet, or Arrow in its file or stream format; Arrow is memory-mapped."""
     fix = "run pip install '.[parquet]' in the project's folder"
     missing = DataError(f"{stored}: reading a table needs the package pyarrow; {fix}")
     pa = import_optional("pyarrow", missing)
@@ -240,8 +241,8 @@ READERS: dict[str, Callable[[Stored, str, Path], Records]] = {
 def saved_files(folder: Path) -> list[str] | None:
     """Returns the Arrow files of a folder that ``datasets`` saved, or ``None`` for another folder.
 
-    Other Arrow files there are a cache of ``datasets``. Raises DataError if a file is missing, or
-    for a selection of rows.
+    Only listed files count, because other Arrow files in the folder are a cache of ``datasets``.
+    Raises DataError if a listed file is missing, or if the dataset is a selection of rows.
     """
     try:
         state = parse_json_object((folder / STATE).read_bytes())

@@ -32,16 +32,16 @@ RECORDS = (
     *(f"{mode}.json" for mode in ("ablation", "attention", "context", "probe", "recl", "sweep")),
     *(f"{mode}.csv" for mode in ("ablation", "attention", "context", "probe", "recl", "sweep")),
 )
-"""Files that a run writes in its workdir; their suffixes are those of records of text."""
+"""Files that a run writes in its workdir; by their suffixes, they could be records of text."""
 _OF_SYSTEMS = ("__macosx", "thumbs.db", "desktop.ini")
 BESIDE = ("symbols.json", "meta.pkl", "1b_word_vocab.txt", "{}.starts.npy")
-"""Files that are also read if they are beside a single file, whose stem is ``{}``."""
+"""Files that are copied with a file of a bucket if they are beside it; ``{}`` is its stem."""
 BLOCK = 256 * 1024  # the number of bytes that are read at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class ByteRange:
-    """A part of a file, which has a length and can be sliced, like bytes."""
+    """A part of a file; like bytes, it has a length and can be sliced."""
 
     path: Path
     span: range
@@ -73,22 +73,23 @@ Text = Sequence[ByteRange | bytes]  # parts of files, and bytes between them
 class Source:
     """The files and settings that determine the text of a corpus.
 
-    ``counts`` are published counts by ``("tokens", "train")``, …, a range if not known exactly.
+    ``counts`` has the published counts, with keys such as ``("tokens", "train")``; a value is a
+    range if the count is not known exactly.
     """
 
     name: str
     files: Mapping[str, Path]  # by a name that does not depend on the folder
     splits: Mapping[str, Text]
-    counted: tuple[str, ...] = ("train",)  # the splits for counting the vocabulary
+    counted: tuple[str, ...] = ("train",)  # splits in which the vocabulary is counted
     protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # settings of the splits
     published: bool | None = False  # whether files are the published ones; None: unknown
     label: str = ""  # describes the text in reports
     counts: Mapping[tuple[str, str], int | range] = dataclasses.field(default_factory=dict)
-    decode: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None  # from symbols to text
+    decode: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None  # converts files to text
     vocab_file: Path | None = None  # the file that lists the vocabulary
-    recorded: Mapping[str, str] = dataclasses.field(default_factory=dict)  # sha256 when downloaded
+    recorded: Mapping[str, str] = dataclasses.field(default_factory=dict)  # sha256 at the download
     separator: bytes | None = None  # ends each document
-    sizes: Mapping[str, np.ndarray] | None = None  # bytes of each document, without a separator
+    sizes: Mapping[str, np.ndarray] | None = None  # bytes of each document, if no separator ends it
     records: bool = False  # whether each document is a record, which begins with a new word
 
     def __post_init__(self):
@@ -100,8 +101,7 @@ class Source:
     def hash(self) -> str:
         """Returns the sha256 over names and texts of files; raises DataError if a download changed.
 
-        A byte order mark is no part of the text. For a generated text, which has no files, it is a
-        hash of the text.
+        Byte order marks are left out. A generated text has no files, so its bytes are hashed.
         """
         if not self.files:
             texts = [hashlib.sha256(b"".join(self.blocks(split))).hexdigest() for split in SPLITS]
@@ -137,7 +137,7 @@ class Source:
 
 
 def check_utf8(files: Iterable[Path]) -> None:
-    """Raises DataError with the file and the byte if a file is no text in UTF-8, or has NULs."""
+    """Raises DataError, with the file and the byte, if a file is not UTF-8 or has a NUL."""
     for path in files:
         size = ByteRange.whole(path).span.stop
         for _ in decode_utf8(read([ByteRange(path, range(size))]), str(path)):
@@ -145,7 +145,10 @@ def check_utf8(files: Iterable[Path]) -> None:
 
 
 def split_files(folder: Path, pattern: str, label: str) -> dict[str, Path] | None:
-    """Returns the files ``pattern.format(split)`` or ``None``; only some raise DataError."""
+    """Returns the file of each split, or ``None`` if all are missing; ``pattern`` names them.
+
+    Raises DataError if only some of the files are missing.
+    """
     files = {split: folder / pattern.format(split) for split in SPLITS}
     missing = [file.name for file in files.values() if not is_file(file)]
     if 0 < len(missing) < len(files):
@@ -177,7 +180,7 @@ def read(text: Text) -> Iterator[bytes]:
 
 
 def cut_at(blocks: Iterable[bytes], sizes: Iterable[int]) -> Iterator[bytes]:
-    """Yields consecutive parts of a text with these numbers of bytes."""
+    """Yields consecutive parts of a text; ``sizes`` are their numbers of bytes."""
     held, rest = bytearray(), iter(blocks)
     for size in sizes:
         while len(held) < size:
@@ -224,7 +227,7 @@ def slice_text(text: Text, start: int, stop: int) -> list[ByteRange | bytes]:
 
 
 def join_files(files: Sequence[Path]) -> list[ByteRange | bytes]:
-    """Returns the text of all files in order, with line ends between files that lack one."""
+    """Returns the text of all files in order; adds a line end between files if it is missing."""
     text: list[ByteRange | bytes] = []
     for piece in filter(len, map(ByteRange.whole, files)):
         last = b"".join(read([part[-1:] for part in text[-1:]]))
@@ -233,9 +236,10 @@ def join_files(files: Sequence[Path]) -> list[ByteRange | bytes]:
 
 
 def files_in(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
-    """Returns the wanted files of a folder, sorted, without hidden files and those a run wrote.
+    """Returns the wanted files of a folder, sorted, without hidden files and files of a run.
 
-    A folder may be a text and a workdir at once. What the run wrote there is no part of the text.
+    A folder of texts can also be the workdir of a run. The files that the run wrote there are not
+    texts.
     """
     found = [path for path in sorted(folder.iterdir()) if not hidden(path.name)]
     found = [path for path in found if wanted(path) and is_file(path)]
@@ -247,13 +251,13 @@ def files_in(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
 
 
 def hidden(name: str) -> bool:
-    """Whether a file, or a folder of its path, is hidden or one that operating systems create."""
+    """Whether a file, or a folder in its path, is hidden or made by an operating system."""
     return any(part.startswith(".") or part in _OF_SYSTEMS for part in Path(name.lower()).parts)
 
 
 @functools.cache
 def say_once(text: str) -> None:
-    """Prints lines about the data on standard error, once in this program, in process 0."""
+    """Prints lines about the data on standard error in process 0, if not printed before."""
     print_once(text, sys.stderr)
 
 
@@ -275,7 +279,7 @@ def file_hash(path: Path, kind: str = "sha256", start: int = 0) -> str:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[io.BufferedReader]:
-    """Opens a file; an OSError while it is read becomes a DataError that names it."""
+    """Opens a file; an OSError while reading becomes a DataError that names the file."""
     with read_errors(path), open(path, "rb") as file:
         yield file
 
@@ -292,8 +296,8 @@ def read_errors(path: Path) -> Iterator[None]:
 def local_copy(address: str, cache: Path) -> Path | None:
     """Returns the local copy of an object or folder, or ``None`` if the bucket has no such name.
 
-    Texts are read through memory maps. A copy is made once for each state: its key is the objects'
-    names, sizes and generations.
+    A local copy can be memory-mapped. It is made again only if a name, size or generation of the
+    objects has changed.
     """
     bucket_path(address)  # raises an error if the bucket cannot be used
     bucket, root = store(), address.removeprefix(BUCKETS).rstrip("/")
@@ -325,8 +329,8 @@ def local_copy(address: str, cache: Path) -> Path | None:
 def existing_path(path: str, cache: Path, key: str = "data.path") -> Path:
     """Returns the path of a file or folder; raises DataError or ConfigError if there is none.
 
-    A path inside the current folder is relative, for messages and the label of the corpus. An
-    object or folder of a bucket is first copied into the folder ``cache``.
+    A path inside the current folder is returned as a relative path, because messages and the label
+    of the corpus show it. An object or folder of a bucket is first copied to the folder ``cache``.
     """
     if is_remote(path):
         if (copy := local_copy(path, cache)) is None:
@@ -352,12 +356,12 @@ def existing_path(path: str, cache: Path, key: str = "data.path") -> Path:
 
 
 def name_of(found: Path, given: str) -> str:
-    """Returns the name of a found path in messages; a copy has the address of its original."""
+    """Returns the name of a path for messages; for a copy, the address that was ``given``."""
     return given.rstrip("/") if is_remote(given) else str(found)
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path is a regular file; raises DataError for a link to nothing."""
+    """Whether a path is a regular file; raises DataError for a link to a missing file."""
     with read_errors(path):
         if path.is_symlink() and not path.exists():
             fix = "remove the link, or copy the file there"

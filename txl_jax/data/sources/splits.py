@@ -3,8 +3,10 @@
     ptb.train.txt  ptb.valid.txt  ptb.test.txt      train/a.txt  train/b.txt  dev/c.txt
     train-00000-of-00002.jsonl  train-00001-of-00002.jsonl  validation-00000-of-00001.jsonl
 
-A word of a name is a run of letters, or a part of a run that begins with a capital. So ``contest``,
-``latest`` and ``training_notes`` name no split. Names that are only ``training`` or ``testing`` do.
+A name is divided into words: runs of letters, which are also divided before capital letters. A file
+belongs to a split if a word of its name, such as ``train`` or ``dev``, stands for a split. So
+``contest``, ``latest`` and ``training_notes`` name no split. A name that is only ``training`` or
+``testing`` names one.
 """
 
 import collections
@@ -42,7 +44,7 @@ def arrange(
 ) -> tuple[dict[str, list[str]], list[str]]:
     """Returns the files of each split, and the files that are left out; each list is sorted.
 
-    Files of no split are one text, under ``""``, if no file is named as a split.
+    If no file is named as a split, all files are one text, under the key ``""``.
 
     Args:
       sizes: the size in bytes of each file by its name, in which ``/`` separates folders.
@@ -82,7 +84,7 @@ def splits_named(name: str) -> set[str]:
 
 
 def _deciding_words(name: str) -> list[str]:
-    """Returns the words of the first folder with a split in its name, or else of the file."""
+    """Returns the words of the first folder whose name has a split, or else of the file name."""
     parts = [_WORD.findall(_ING.sub(r"\1", part)) for part in name.split("/")]
     return next(filter(_splits, parts), parts[-1])
 
@@ -109,7 +111,7 @@ def _check_rest(
 
 
 def _check_copies(found: Mapping[str, list[str]], where: str, stem: Callable[[str], str]) -> None:
-    """Raises DataError if two files of a split have one name, such as val.txt and valid.txt.gz.
+    """Raises DataError if two files of a split seem the same, as do val.txt and valid.txt.gz.
 
     A file in an archive counts as the same file as its unpacked copy, beside the archive or in a
     folder of the archive's name.
@@ -130,7 +132,7 @@ def _check_copies(found: Mapping[str, list[str]], where: str, stem: Callable[[st
 
 
 def _check_alike(names: list[str], where: str) -> None:
-    """Raises DataError if names differ like those of splits, though no word of them is a split."""
+    """Raises DataError if names seem to be splits, such as mytrain and mytest, but no word is."""
     forms: dict[str, dict[str, str]] = {}
     for name in names:
         for part in _PART.finditer(name.lower()):
@@ -146,8 +148,8 @@ def _check_alike(names: list[str], where: str) -> None:
 def _check_sets(words: Mapping[str, list[str]], where: str) -> None:
     """Raises DataError for two sets of splits, such as ptb.train, ptb.char.train and their tests.
 
-    Digits do not count, so that parts of a split are one set, unless they number folds: the test
-    text of one fold is training text of the other folds.
+    Digits in names are ignored, because they often number the parts of one split. Only numbers of
+    folds count: the test text of one fold is training text of the other folds.
     """
     sets: dict[tuple[str, ...], dict[str, str]] = {}
     for name, parts in words.items():
@@ -161,7 +163,7 @@ def _check_sets(words: Mapping[str, list[str]], where: str) -> None:
 
 
 def listed(names: list[str], sizes: Mapping[str, int] | None = None) -> str:
-    """Returns names, with their sizes if these are given, in one line that is not too long."""
+    """Returns names, with sizes if they are given, in one line; a long list is shortened."""
     shown = [f"{n} ({_size(sizes[n])})" if sizes else n for n in names]
     if len(shown) > 2 * SHOWN + 1:
         left = f"… {len(shown) - 2 * SHOWN:,} more …"
@@ -170,7 +172,7 @@ def listed(names: list[str], sizes: Mapping[str, int] | None = None) -> str:
 
 
 def report(where: str, found: Mapping[str, list[str]], rest: list[str], sizes: Mapping[str, int]):
-    """Prints once the files of each split, or the order of the files of one text, and the rest."""
+    """Prints once the files of each split, or of one text in order, and files that are left out."""
     parts = [f"{split} = {listed(names, sizes)}" for split, names in found.items() if split]
     if len(text := found.get("", [])) > 1:
         of_all = f"{len(text):,} files, {_size(sum(sizes[name] for name in text))}"

@@ -1,9 +1,9 @@
-"""Opens files that hold text, compressed or in zip archives, and stores the unpacked text once.
+"""Opens files of text, also compressed or in zip archives, and stores the unpacked text once.
 
     x.txt, x.jsonl      plain                    x.txt.gz, x.jsonl.zst    compressed
     x.zip               a folder of both         .gz .bz2 .xz .lzma .zst
 
-Everything is read in blocks. Unpacked texts are written to the cache and stay there.
+Files are read in blocks. Unpacked texts are written to the cache and kept there.
 """
 
 import array
@@ -58,18 +58,18 @@ class Stored:
 
     @property
     def suffix(self) -> str:
-        """The suffix of the name, in lower case; that of a compression does not count."""
+        """The suffix of the name in lower case, such as ``.txt`` for ``x.txt.gz``."""
         plain = self.name[: len(self.name) - len(self.compression)]
         return PurePosixPath(plain).suffix.lower()
 
     @property
     def stem(self) -> str:
-        """The name without its suffix and that of a compression."""
+        """The name without its suffixes, such as ``x`` for ``x.txt.gz``."""
         return self.name[: len(self.name) - len(self.suffix + self.compression)]
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[IO[bytes]]:
-        """Opens its unpacked bytes; reading damaged bytes in the context raises DataError."""
+        """Opens the file for reading unpacked bytes; reading damaged bytes raises DataError."""
         fix = "get the file again if it is damaged, or correct the end of its name"
         with archive_errors(self, fix), contextlib.ExitStack() as stack:
             file: Any = stack.enter_context(open(self.path, "rb"))
@@ -81,7 +81,7 @@ class Stored:
             yield stack.enter_context(io.BufferedReader(file, BLOCK))
 
     def blocks(self, any_bytes: bool) -> Iterator[bytes]:
-        """Yields its bytes without a byte order mark; they must be UTF-8 unless ``any_bytes``."""
+        """Yields unpacked bytes without a byte order mark; requires UTF-8 unless ``any_bytes``."""
 
         def raw() -> Iterator[bytes]:
             with self.opened() as file:
@@ -93,12 +93,12 @@ class Stored:
         return raw() if any_bytes else (t.encode() for t in decode_utf8(raw(), str(self)))
 
     def start(self) -> bytes:
-        """Returns its first unpacked bytes."""
+        """Returns the first unpacked bytes of the file."""
         with self.opened() as file:
             return file.read(LOOKED_AT)
 
     def check_text(self) -> None:
-        """Raises DataError if its unpacked bytes are no text, or are in UTF-16 or UTF-32."""
+        """Raises DataError if the unpacked bytes are not text, or are in UTF-16 or UTF-32."""
         start = self.start()
         try:
             mark_size(start[:4])
@@ -135,7 +135,7 @@ OPENERS: dict[str, Callable[[Any], Any]] = {
 def members(path: Path, folder: str = "") -> list[Stored]:
     """Returns the files in a zip archive, named below ``folder``; raises DataError for a zip bomb.
 
-    Hidden files are left out. Names are relative to the innermost folder that all files are in.
+    Hidden files are left out. Names are relative to the innermost folder that has all files.
     """
     errors = archive_errors(path, "get it again, or name the folder of its files")
     with errors, zipfile.ZipFile(path) as archive:
@@ -167,10 +167,11 @@ class PlainText:
 def unpacked(
     stored: Stored, read: Callable[[Path], Iterator[bytes]], documents: bool, key: Any, cache: Path
 ) -> PlainText:
-    """Writes the text of a file to the cache, unless it is there, and returns it.
+    """Returns the text of a file as a plain file in the cache, which the first call writes.
 
-    ``read`` takes an empty folder for temporary files and yields blocks, which are documents if
-    ``documents``. ``key`` has the settings that decide what ``read`` yields.
+    ``read`` yields the text in blocks; its argument is a folder for temporary files. If
+    ``documents`` is true, each block is a document. ``key`` has the settings that decide the
+    blocks.
     """
     identity = [file_hash(stored.path), stored.member, stored.compression, stored.suffix, key]
 

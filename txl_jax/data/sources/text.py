@@ -34,19 +34,20 @@ OWN_SPLITS = ", its own splits"  # ends the label of a folder with files of spli
 HELD_OUT = {
     split: f"; the {split} split is held out from the train files" for split in ("valid", "test")
 }
-"""The text that follows :data:`OWN_SPLITS` in a label, by the split that is held out."""
+"""The text that is added to :data:`OWN_SPLITS` in a label for each split that is held out."""
 
 
 def find(data: DataConfig, kind: str, cache: Path) -> Source:
     """Finds the text that ``data.path`` or ``data.url`` names, in three splits.
 
-    Files and folders may be named as splits (:mod:`txl_jax.data.sources.splits`). A missing valid
-    or test split is cut from the end of the train split. Any other text (a file, or all text files
-    of a folder in sorted order) is cut: the last ``test_fraction`` of its bytes is test, and the
-    ``valid_fraction`` before is valid. A cut moves to the start of the next line for ``kind`` word,
-    and otherwise to the next character (UTF-8). With documents, splits have whole documents.
-    Subwords are learnt from the training split, and other vocabularies are counted over all splits.
-    Raises DataError if there is no usable text, or if the package for subwords is missing.
+    Files and folders can be named as splits (:mod:`txl_jax.data.sources.splits`). If they have no
+    valid or test split, it is cut from the end of the train split. Any other text (a file, or all
+    text files of a folder in sorted order) is cut into three: the last ``test_fraction`` of its
+    bytes is the test split, and the ``valid_fraction`` before it is the valid split. A cut moves
+    forward to the start of the next line for ``kind`` word, and otherwise to the start of the next
+    character (UTF-8). If the text has documents, it is cut only between documents. Subwords are
+    learnt from the train split, and other vocabularies are counted over all splits. Raises
+    DataError if there is no usable text, or if the package for subwords is missing.
     """
     if kind == "subword":
         import_tokenizers()
@@ -94,7 +95,7 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
 
 
 def _plain(file: Stored, data: DataConfig, kind: str, cache: Path) -> PlainText:
-    """Returns the text of a file as a plain file, which is in the cache unless it was plain."""
+    """Returns a plain file with the text of ``file``: the file itself, or a copy in the cache."""
     if file.suffix in READERS:
         if data.document_files:
             fault = f"each record of {file} already is a document"
@@ -115,7 +116,7 @@ def _plain(file: Stored, data: DataConfig, kind: str, cache: Path) -> PlainText:
 
 
 def _check_text(file: Stored, any_bytes: bool) -> None:
-    """Raises DataError for a file that is no text; ``any_bytes`` if its bytes are asked for."""
+    """Raises DataError for a file that is not text; ``any_bytes`` allows all but .npy arrays."""
     start = file.start()
     raw = file.suffix == ".bin" and b"\0" in start and not any_bytes
     if raw or start.startswith(NPY_MAGIC):
@@ -176,15 +177,15 @@ def _source(
 def _joined(
     files: Sequence[PlainText], data: DataConfig
 ) -> tuple[list[ByteRange | bytes], np.ndarray | None]:
-    """Returns the text of files, and the number of bytes of each of its documents, if it has any.
+    """Returns the joined text of files, and the number of bytes of each document, or ``None``.
 
-    If records end with a separator, the separator alone marks the documents.
+    ``None`` means that the text has no documents, or that a separator marks where each one ends.
     """
     if any(file.sizes is None for file in files):
         text = source.join_files([file.path for file in files])
         if not data.document_files:
             return text, None
-        following = zip(text, [*text, None][1:], strict=True)  # a line end may follow a file
+        following = zip(text, [*text, None][1:], strict=True)  # parts and their next parts
         sizes = [len(file) + isinstance(x, bytes) for file, x in following if file != b"\n"]
         return text, np.array(sizes, np.int64)
     text = [part for file in files if len(part := ByteRange.whole(file.path))]
@@ -194,9 +195,9 @@ def _joined(
 
 
 def _bounds(text: Text, shares: Sequence[float], data: DataConfig, kind: str) -> list[int]:
-    """Returns where train, valid and test begin in a text, and its size.
+    """Returns the positions where train, valid and test begin in a text, and the text's size.
 
-    ``shares`` are the fractions of valid and test, 0 for a split that is not cut.
+    ``shares`` are the fractions of valid and test, 0 for a split that has files of its own.
     """
     size = source.text_size(text)
     mark = _separator(data) or (b"\n" if kind == "word" else None)
@@ -210,7 +211,7 @@ def _separator(data: DataConfig) -> bytes | None:
 
 
 def _boundary(text: Text, at: int, mark: bytes | None) -> int:
-    """Returns the first position from ``at`` on that follows ``mark`` or, if None, a character."""
+    """Returns the first position from ``at`` on right after a ``mark``; None is any character."""
     if at == 0:
         return 0
     if mark is None:

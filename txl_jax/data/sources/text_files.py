@@ -1,4 +1,4 @@
-"""Finds the files of a folder or zip archive that are a text, by the suffixes of their names."""
+"""Finds the text files of a folder or zip archive by the suffixes of their names."""
 
 import collections
 import contextlib
@@ -18,26 +18,27 @@ from txl_jax.messages import argument, one_line, shown_path
 from txl_jax.paths import is_remote
 
 SUFFIXES = (".txt", ".text", ".tokens", ".raw", "")
-"""The suffixes of texts in a folder, in the order of preference; ``""`` only if compressed."""
+"""The suffixes of text files, in order of preference; ``""`` is for compressed files only."""
 WEAK = (".raw", "", WHOLE_JSON)  # beside files of another kind, these are left out
 ARRAYS, NO_DATA = (".npy", ".bin"), (".py", ".pkl", ".md", ".log")  # no text even if named train
 ABOUT = ("license", "licence", "copying", "copyright", "notice", "changelog", "requirements")
-"""Names in lower case of texts about the files beside them, as is readme*; read only if alone."""
+"""Names, in lower case, of files about other files, like readme*; read only if no other exists."""
 ONE_KIND = "name one file or folder, or put the files of one kind into a folder of their own"
 
 
 def text_files(path: Path) -> dict[str, Stored]:
     """Returns the files of a folder or zip archive that may be text, by name.
 
-    For a folder, these are its own files, and those in archives and in folders named as splits. If
-    a folder has nothing but one folder, the files of that one are taken. If no file has the suffix
-    of a text or of records, all files are taken if they have one suffix, such as ``.md``.
+    A folder's zip archives, and folders in it that are named as splits, are searched too. If this
+    finds no file, and the folder has one inner folder, the inner folder is searched instead. If no
+    file has a suffix of text or records, but all have the same suffix, such as ``.md``, all are
+    returned.
     """
     if path.is_dir():
         found = _in_folder(path, "", _may_be_text) or _in_folder(path, "", _is_other)
     else:
         found = members(path)
-        if len(found) == 1:  # as enwik8.zip has enwik8
+        if len(found) == 1:  # such as enwik8 in enwik8.zip
             return {found[0].name: found[0]}
         found = list(filter(_may_be_text, found)) or list(filter(_is_other, found))
     if known := {file.name: file for file in found if _may_be_text(file)}:
@@ -54,7 +55,7 @@ def text_files(path: Path) -> dict[str, Stored]:
 
 
 def _folders(path: Path) -> list[Path]:
-    """Returns the folders in a folder, without hidden ones."""
+    """Returns the folders in a folder, without hidden folders."""
     return [p for p in sorted(path.iterdir()) if p.is_dir() and not hidden(p.name)]
 
 
@@ -66,7 +67,7 @@ def _in_folder(folder: Path, below: str, wanted: Callable[[Stored], bool]) -> li
             for root, _, _ in os.walk(inner, onerror=_unreadable):
                 name = os.path.join(below, os.path.relpath(root, folder))
                 found += _files_of(Path(root), name, wanted)
-    if not found and len(folders) == 1:  # as a copy of a dataset of the Hub has data/
+    if not found and len(folders) == 1:  # such as data/ of a dataset of the Hub
         return _in_folder(folders[0], os.path.join(below, folders[0].name), wanted)
     return found
 
@@ -76,7 +77,7 @@ def _unreadable(error: OSError) -> None:
 
 
 def _files_of(folder: Path, below: str, wanted: Callable[[Stored], bool]) -> Iterator[Stored]:
-    """Yields a folder's wanted files and all in its zip archives; ``below`` begins each name."""
+    """Yields a folder's wanted files, and all files of its zips; ``below`` begins each name."""
     saved = saved_files(folder)
     is_zip = lambda path: path.suffix.lower() == ZIP
     usable = lambda path: is_zip(path) or wanted(Stored(path, path.name, 0))
@@ -96,7 +97,7 @@ def _may_be_text(file: Stored) -> bool:
 
 
 def _is_other(file: Stored) -> bool:
-    """Whether a file without the suffix of a text may be a text; its bytes are checked later."""
+    """Whether a file with an unusual suffix may be a text; its bytes are checked later."""
     name = os.path.basename(file.name)
     return name not in OTHERS and not about_others(name) and not hidden(name)
 
@@ -104,7 +105,7 @@ def _is_other(file: Stored) -> bool:
 def check_not_text(key: str, output: str | None, data: DataConfig) -> None:
     """Raises DataError if the output file of the setting ``key`` would be among texts of ``data``.
 
-    There the next run could read it as text.
+    The next run could then read the output as text.
     """
     if output in (None, "-") or data.path is None or is_remote(data.path):
         return
@@ -121,7 +122,7 @@ def check_not_text(key: str, output: str | None, data: DataConfig) -> None:
 
 
 def selected(files: Mapping[str, Stored], where: str) -> tuple[dict[str, list[str]], list[str]]:
-    """Returns the files of each split, and those that are left out, of one kind of file."""
+    """Chooses one kind of file; returns the files of each split, and files that are left out."""
     chosen = of_one_kind(files, where)
     chosen = [name for name in chosen if not about_others(name)] or chosen
     sizes = {name: files[name].size for name in chosen}
@@ -136,7 +137,7 @@ def about_others(name: str) -> bool:
 
 
 def of_one_kind(files: Mapping[str, Stored], where: str) -> list[str]:
-    """Returns the files of the suffix with the most splits; without splits, of the only suffix."""
+    """Returns the files with one suffix: that of the most splits, or else the only usable one."""
     kinds: dict[str, list[str]] = {suffix: [] for suffix in (*SUFFIXES, *READERS)}
     for name, file in files.items():
         suffix = "" if splits_named(file.suffix) else file.suffix
@@ -160,7 +161,7 @@ def of_one_kind(files: Mapping[str, Stored], where: str) -> list[str]:
 
 
 def unread(path: Path, files: Mapping[str, Stored]) -> list[str]:
-    """Returns the files and folders of a folder that are neither in ``files`` nor contain them."""
+    """Returns the names in a folder of files and folders from which nothing in ``files`` comes."""
     read = {name.split("/")[0] for name in files}
     if not path.is_dir() or saved_files(path) is not None:
         return []
@@ -170,9 +171,9 @@ def unread(path: Path, files: Mapping[str, Stored]) -> list[str]:
 
 
 def note_copies(where: str, files: Sequence[Stored]) -> None:
-    """Prints once that files have the same bytes, since the same text may be trained and scored.
+    """Prints a note once if files have the same bytes: a text could be in two splits.
 
-    Of a file in an archive, the whole archive is compared.
+    For a file in an archive, the bytes of the archive are compared.
     """
     shown = lambda file: file.path.name if file.member else file.name
     names = {file.path: shown(file) for file in files if file.size}

@@ -1,15 +1,17 @@
-"""Finds ``tokens``, the arrays of ids of a user, which stay where they are and are memory-mapped.
+"""Finds ``tokens``, a user's own arrays of ids, which are memory-mapped where they are.
 
-A file is cut into three splits. A folder has a file for each split (nanoGPT's has no test file):
+A single file is cut into three splits. A folder has a file for each split; if it has no test file,
+as with nanoGPT, the valid file is also the test split:
 
     ids.npy                           train ids | valid ids | test ids
     train.bin  val.bin                train, valid, and valid as test
     train.npy  valid.npy  test.npy    train, valid, test
 
-``symbols.json`` beside the files, a list of texts, has the symbol of each id for display, and so
-has nanoGPT's ``meta.pkl``, which is never unpickled (:mod:`txl_jax.data.sources.plain_pickle`). The
-documents of an array begin at the positions in ``ids.starts.npy`` beside ``ids.npy``, or at each
-``data.document_separator``. If a folder's arrays are not named as splits, each is a document.
+For display, ``symbols.json`` beside the files lists the symbol of each id. nanoGPT's ``meta.pkl``
+can take its place; it is never unpickled (:mod:`txl_jax.data.sources.plain_pickle`). An array
+``ids.npy`` can have documents: they begin at the positions in ``ids.starts.npy`` beside it, or at
+each ``data.document_separator``. If a folder has several arrays for one split, or several arrays
+and none is named as a split, each array is a document. They are copied to one array in the cache.
 """
 
 import dataclasses
@@ -42,22 +44,22 @@ SUFFIXES = (".npy", ".bin")  # of arrays
 SYMBOLS = "symbols.json"
 NO_TEST = "; there is no test file, so the test split is the valid split"
 
-HASHED_WHOLE = 64 << 20  # bytes; of a larger file, samples are hashed
+HASHED_WHOLE = 64 << 20  # bytes; only samples of larger files are hashed
 SAMPLES, SAMPLE = 64, 1 << 20  # the number of samples, evenly spaced, and their size in bytes
 HEADER = 1024
-"""The number of bytes of llm.c's header, and of a file's start that may be another header."""
+"""The number of bytes of llm.c's header, and of the start that is checked for other headers."""
 LLM_C: dict[int, tuple[int, np.dtype]] = {
     20240520: (1, np.dtype("<u2")),
     20240801: (7, np.dtype("<u4")),
 }
-"""The version and the type of the ids by the magic number (llm.c, dev/data/data_common.py)."""
+"""llm.c's magic numbers, each with the version and the type of ids (dev/data/data_common.py)."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenFiles:
     """Arrays of ids on the disk."""
 
-    files: Mapping[str, np.memmap | Pieces]  # by the split, or ``tokens`` for one that is cut
+    files: Mapping[str, np.memmap | Pieces]  # by split; ``tokens`` is an array to cut
     splits: Mapping[str, np.ndarray | Pieces]
     folder: Path  # of the files
     label: str  # describes them in reports
@@ -74,9 +76,10 @@ class TokenFiles:
         return json_hash(sums)
 
     def vocab(self, size: int | None) -> Vocab:
-        """Returns the vocabulary of ``symbols.json`` or ``meta.pkl``, else of ``size`` or all ids.
+        """Returns the vocabulary in ``symbols.json`` or ``meta.pkl``, or else of ``size`` ids.
 
-        Raises DataError if an id or the size does not fit it.
+        Without ``size``, the largest id decides the size. Raises DataError if an id is too large,
+        or if ``size`` is not the number of symbols.
         """
         path, symbols = symbols_in(self.folder)
         if symbols is not None:
@@ -91,7 +94,7 @@ class TokenFiles:
             raise DataError(f"{path}: {error}") from None
 
     def largest_id(self, vocab_size: int) -> int:
-        """Returns the largest id; raises DataError with file and offset for one outside of V."""
+        """Returns the largest id; raises DataError, with file and offset, for one outside V."""
         return max(_largest_id(flat_tokens(split), vocab_size) for split in self.files.values())
 
     def check(self, vocab: Vocab) -> None:
@@ -110,8 +113,9 @@ class TokenFiles:
 def find(data: DataConfig, cache: Path, symbols: Sequence[str] | None = None) -> TokenFiles:
     """Finds the arrays that ``data.path`` names, or raises DataError.
 
-    Only files that are documents are copied, into one array in the ``cache``. ``symbols`` are those
-    of a model, or ``None`` for those beside the files; a separator may be one of them.
+    Several files are copied to one array in the ``cache`` if each file is a document; other files
+    are not copied. ``symbols`` are those of a model's vocabulary; ``None`` reads the symbols beside
+    the files. The setting ``data.document_separator`` can be one of the symbols.
     """
     if data.path is None:
         raise DataError("data.name = 'tokens': needs data.path, a .npy or .bin file or a folder")
@@ -119,7 +123,7 @@ def find(data: DataConfig, cache: Path, symbols: Sequence[str] | None = None) ->
     where = source.name_of(path, data.path)
     arrays = _arrays(path) if path.is_dir() else {}
     if len(arrays) == 1 and not splits_named(*arrays):
-        [(name, path)] = arrays.items()  # the folder may also have its symbols or starts
+        [(name, path)] = arrays.items()  # perhaps beside its symbols or starts
         where = os.path.join(where, name)
     if path.is_file():
         tokens = _with_documents(open_tokens(path, data), data, symbols)
@@ -155,9 +159,10 @@ def _arrays(folder: Path) -> dict[str, Path]:
 def read_documents(
     path: Path, data: DataConfig, vocab_size: int, symbols: Sequence[str] | None = None
 ) -> list[np.ndarray]:
-    """Returns a file's documents, or all its ids as one; raises DataError for an id outside V.
+    """Returns the documents of a file, or all its ids as one document.
 
-    A file of starts takes the place of ``data.document_separator``. ``symbols`` as in :func:`find`.
+    If there is a file of starts, ``data.document_separator`` is ignored. ``symbols`` are those of
+    :func:`find`. Raises DataError for an id that is not from 0 to V-1.
     """
     tokens = open_tokens(path, data)
     if source.is_file(path.with_suffix(STARTS)):
@@ -199,7 +204,7 @@ def _separator_id(separator: str, known: Sequence[str], owner: str) -> int:
 
 
 def joined(paths: Sequence[Path], data: DataConfig, cache: Path) -> Pieces:
-    """Returns the arrays of files as documents of one array in the cache."""
+    """Copies the ids of files to one array in the cache; returns it with a document per file."""
     if data.document_separator is not None:
         raise DataError("data.document_separator: each file is a document; leave the key out")
     sums, sizes, size = list[list[str]](), list[int](), 0
@@ -225,7 +230,7 @@ def joined(paths: Sequence[Path], data: DataConfig, cache: Path) -> Pieces:
 
 
 def _cut(tokens: np.memmap | Pieces, folder: Path, label: str, data: DataConfig) -> TokenFiles:
-    """Cuts an array into three splits, of whole documents if it has some."""
+    """Cuts an array into three splits; if it has documents, it is cut between them."""
     n, shares = len(flat_tokens(tokens)), (data.valid_fraction, data.test_fraction)
     if isinstance(tokens, Pieces):
         edges = split_edges(tokens.starts, n, *shares, label)
@@ -307,13 +312,13 @@ def _open_raw(path: Path, data: DataConfig, size: int) -> np.memmap:
 def _llm_c_type(path: Path, size: int) -> np.dtype | None:
     """Returns the type of the ids after llm.c's header, or ``None`` for a file without one.
 
-    ``size`` is that of the file in bytes. Raises DataError if the header contradicts the file, or
+    ``size`` is the file's size in bytes. Raises DataError if the header contradicts the file, or
     the file is of another kind.
     """
     with open(path, "rb") as file:
         start = file.read(LOOKED_AT)
-    may_be_ids = start.startswith(b"\xff" * 4)  # a mark of other files too
-    pickled = start.startswith(b"\x80") and start[7:11] == bytes(4)  # the length of its first part
+    may_be_ids = start.startswith(b"\xff" * 4)  # other formats begin so too
+    pickled = start.startswith(b"\x80") and start[7:11] == bytes(4)  # a length's upper half
     if not may_be_ids and (kind := file_kind(start, least=3 if pickled else 4)):
         raise DataError(f"{path}: is {kind}, not raw ids; write the ids with numpy.save")
     magic, version, count = np.frombuffer(start[:12].ljust(12, b"\0"), "<i4").tolist()
@@ -331,9 +336,9 @@ def _llm_c_type(path: Path, size: int) -> np.dtype | None:
 
 
 def _check_no_header(path: Path, tokens: np.memmap) -> None:
-    """Raises DataError if an id at the start of a raw file is so large that it seems a header's.
+    """Raises DataError if a raw file seems to begin with a header of an unknown format.
 
-    It seems so if it is over twice the largest id after the start.
+    That is so if a number in the first HEADER bytes is over twice the largest number after them.
     """
     first = HEADER // tokens.itemsize
     start, rest = np.asarray(tokens[:first]), tokens[first:]
@@ -349,7 +354,7 @@ def _check_no_header(path: Path, tokens: np.memmap) -> None:
 
 
 def _largest_id(tokens: Any, vocab_size: int) -> int:
-    """Returns the largest id of a memory map; raises DataError for one outside of V."""
+    """Returns the largest id of a memory map; raises DataError for an id outside 0 .. V-1."""
     largest, at = scan_ids(tokens, vocab_size)
     if at is not None:
         where = f"{tokens.filename}: token {at} (byte {tokens.offset + at * tokens.itemsize})"
@@ -359,7 +364,7 @@ def _largest_id(tokens: Any, vocab_size: int) -> int:
 
 
 def symbols_in(folder: Path) -> tuple[Path, list[str] | None]:
-    """Returns the file of a folder that lists symbols, and the symbols; ``None`` without a file."""
+    """Returns the file in a folder that lists symbols, and the symbols, or ``None`` if missing."""
     path, meta = folder / SYMBOLS, folder / META
     if not source.is_file(path):
         return (meta, read_meta(meta)) if source.is_file(meta) else (path, None)
@@ -374,10 +379,10 @@ def symbols_in(folder: Path) -> tuple[Path, list[str] | None]:
 
 
 def fingerprint(path: Path) -> str:
-    """Returns a sha256 that identifies a file: of its bytes, or if it is large, of samples of them.
+    """Returns a sha256 that identifies a file: of all its bytes, or of samples of a large file.
 
-    A large file is identified by its size and :data:`SAMPLES` samples, so that 1e9 tokens take well
-    under a second. A change between samples that keeps the size is not noticed.
+    For a large file, only its size and :data:`SAMPLES` samples are hashed. For 1e9 tokens this
+    takes well under a second. A change between two samples is not noticed if the size is the same.
     """
     with read_errors(path):
         size = path.stat().st_size

@@ -1,7 +1,7 @@
 """One function for attention to memory and segment, with several implementations.
 
     reference    all T x K scores at once, in plain JAX
-    xla          a group of queries at a time, recomputed for the gradient: O(K) memory, any device
+    xla          groups of queries, computed again for the gradient: O(K) memory, any device
     triton       fused, for NVIDIA GPUs
     pallas_tpu   fused, for TPUs
 

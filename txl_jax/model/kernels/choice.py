@@ -22,9 +22,9 @@ from txl_jax.parallel.shardings import varies
 
 IMPLEMENTATIONS = ("auto", "reference", "xla", "triton", "pallas_tpu")
 FUSED = {"triton": "gpu", "pallas_tpu": "tpu"}
-"""The implementations that XLA does not compile, and the platform of each; ``gpu`` is NVIDIA's."""
+"""The fused implementations, and the platform of each; ``gpu`` means an NVIDIA GPU."""
 BEST = {platform: name for name, platform in FUSED.items()}
-"""The implementation that ``auto`` chooses on each platform, if it supports the form."""
+"""The implementation that ``auto`` chooses on each platform, if it supports the attention."""
 _NOT_IN_SHARD_MAP = "a fused kernel cannot run inside of jax.shard_map with check_vma=True"
 _OLD_TPU = "needs a TPU v5 or later"
 FUSED_MIN_QUERIES = 128
@@ -36,9 +36,10 @@ class KernelError(ConfigError):
 
 
 class Choice(NamedTuple):
-    """An implementation, and the reason why it is not the platform's fused one (empty if it is).
+    """The chosen implementation, and the reason why it is not fused (empty if it is fused).
 
-    ``falls_back`` tells that ``auto`` rejects the fused one for more than platform or segment size.
+    ``falls_back`` is true if ``auto`` rejects the fused implementation although the devices and the
+    segment's length would allow it.
     """
 
     name: str
@@ -84,7 +85,10 @@ _reverse_only = with_derivatives(
 
 
 def choose(implementation: str, x: AttentionInputs, mesh: Mesh | None = None) -> Choice:
-    """Returns the implementation that :func:`attend` runs; it reads only shapes and dtypes."""
+    """Returns the implementation that :func:`attend` runs; of arrays, only shapes and dtypes count.
+
+    Raises KernelError if an implementation is named and cannot be used.
+    """
     if implementation == "auto":
         return _best(x, mesh)
     if implementation not in FUSED:
@@ -126,7 +130,7 @@ def _best(x: AttentionInputs, mesh: Mesh | None) -> Choice:
 
 
 def _unsupported(implementation: str, x: AttentionInputs) -> str | None:
-    """Returns the reason why a fused implementation cannot compute the form, or ``None``."""
+    """Returns the reason why a fused implementation cannot compute the attention, or ``None``."""
     for part in (x.positions, x.mask):
         if type(part) not in (Positions, AttentionMask, BothWaysMask):
             return f"it supports Positions, AttentionMask, BothWaysMask, not {type(part).__name__}"
@@ -142,12 +146,12 @@ _failures: dict[str, str] = {}
 
 
 def distrust(implementation: str, reason: str) -> None:
-    """Makes ``auto`` leave out an implementation in this process; the reason is shown to users."""
+    """Makes ``auto`` avoid an implementation in this process; users are shown the reason."""
     _failures[implementation] = reason
 
 
 def may_fuse(implementation: str, mesh: Mesh | None) -> bool:
-    """Tells whether a fused implementation may run; the form decides whether it does."""
+    """Tells whether a fused implementation might run; :func:`choose` decides whether it does."""
     return implementation in FUSED or (implementation == "auto" and platform_of(mesh) in BEST)
 
 
@@ -163,16 +167,17 @@ def check_platform(implementation: str, mesh: Mesh | None = None) -> None:
 def compiler_options(mesh: Mesh | None) -> dict[str, bool | str] | None:
     """Returns XLA's options for a program with gradients, or ``None`` for the defaults.
 
-    On NVIDIA GPUs, XLA adds the gradients of an embedding's rows with atomic additions, whose order
-    and rounding differ from run to run, unless it may use only deterministic operations. These cost
-    under 1% more traffic to memory.
+    By default, XLA for NVIDIA GPUs adds the gradients of an embedding's rows with atomic additions.
+    Their order, and so the rounding, differs from run to run. An option here allows only
+    deterministic operations, which cost under 1% more traffic to memory.
 
     With JAX 0.11, XLA for NVIDIA GPUs lets a kernel in scanned layers write its outputs directly
-    into the stacked arrays, but runs it once more for the rest of the layer. So the forward pass of
-    ``triton`` ran twice. JAX 0.10 and 0.12 run it once by default.
+    into the stacked arrays, but runs the kernel once more for the rest of the layer. So the forward
+    pass of ``triton`` ran twice. JAX 0.10 and 0.12 run it once by default.
 
-    XLA copies the gradients of a layer into one array before several GPUs add them, and out of it
-    afterwards. Without this pass, NCCL adds the same gradients where they are, in one group.
+    With several GPUs, the XLA pass ``all-reduce-contiguous`` copies the gradients of a layer into
+    one array, in which the GPUs add them, and copies the sums back. Without this pass, NCCL adds
+    the same gradients in place, in one group.
     """
     if platform_of(mesh) != "gpu":
         return None
@@ -186,7 +191,7 @@ def compiler_options(mesh: Mesh | None) -> dict[str, bool | str] | None:
 
 @functools.cache
 def _module(name: str) -> ModuleType:
-    """Imports an implementation's module on first use, since it may need optional packages."""
+    """Imports an implementation's module on first use, since it can need optional packages."""
     return importlib.import_module(f"txl_jax.model.kernels.{name}")
 
 
@@ -208,7 +213,7 @@ def _per_device(function, mesh: Mesh | None):
 
 
 def specs() -> AttentionInputs:
-    """Returns how attention's inputs are split over a mesh: a prefix of their tree."""
+    """Returns how attention's inputs are split over a mesh, as a prefix of their pytree."""
     places = ("tensor",), (ROWS,), ("tensor", ROWS), ()
     heads, rows, both, every = (PartitionSpec(*axes) for axes in places)
     return AttentionInputs(both, both, both, heads, rows, every, every)  # type: ignore[arg-type]

@@ -27,10 +27,11 @@ _WORKING = 16 * 2**20
 
 
 def precision_of(dtype: Any) -> lax.Precision:
-    """Returns the precision of the kernel's products: JAX's own where factors are float32.
+    """Returns the precision of the kernel's matrix products.
 
-    Mosaic multiplies in one bfloat16 pass or in float32, the latter only for float32 factors.
-    One pass computes products of bfloat16 factors exactly.
+    Mosaic can multiply in one bfloat16 pass, or in float32 if the factors are float32. This
+    function chooses float32 if JAX's own precision asks for more than one pass. For bfloat16
+    factors, one pass is exact.
     """
     exact = dtype == jnp.float32 and bfloat16_passes() > 1
     return lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT
@@ -42,7 +43,7 @@ def tile_size(seg_len: int) -> int:
 
 
 def supports(x: AttentionInputs) -> str | None:
-    """Returns the reason why this kernel cannot compute the form, or ``None`` if it can."""
+    """Returns the reason why this kernel cannot compute the attention, or ``None`` if it can."""
     (t, h), n_keys = x.q.shape[2:], x.mask.n_keys
     if reason := x.unsupported_by_fused():
         return reason
@@ -118,12 +119,12 @@ _fused.defvjp(_forward, _backward)
 
 
 def _call(kernel, tiles: Tiles, interpret, scalars, inputs: Inputs, outputs, scratch):
-    """Runs a kernel for each query tile; it visits the key tiles that are not fully masked.
+    """Runs a kernel once for each query tile; a run visits key tiles that are not fully masked.
 
-    The grid has the axes heads N, rows B and query tiles. A string such as ``nbi0`` has a letter
-    for each axis of an array, the index of its block: ``n`` the head, ``b`` the row, ``i`` the
-    query tile; ``0`` means the whole axis. ``scalars`` are filled [B] and seed [2]. ``scratch`` has
-    the shapes of float32 arrays.
+    The grid has the axes heads N, rows B and query tiles. ``outputs`` are pairs of a string and an
+    array. A string such as ``nbi0`` names for each axis of the array the index of a run's block:
+    ``n`` is the head, ``b`` the row and ``i`` the query tile; ``0`` means the whole axis.
+    ``scalars`` are filled [B] and seed [2]. ``scratch`` has the shapes of float32 scratch arrays.
     """
     (n, b, _, h), backward = inputs.qu.shape, inputs.dout is not None
 

@@ -1,26 +1,29 @@
 """Attention fused for TPUs: scores exist only as tiles in on-chip memory, forward and backward.
 
-The T x K scores are split into square tiles of S x S. Query i and key j need row T-1-i+j of r, for
-their distance M+i-j. So L queries of a tile need L+S neighbouring rows of r, their window. It moves
-forward by S rows for the next tile of keys, and back by L rows for the next queries. The position
-term is the product of queries and window, of which each row is then moved left to its place (the
-relative shift of a tile). For L = S = 3 (entries are columns of the window; 5 is unused):
+The T x K scores are split into square tiles of S x S. Query i and key j have the distance M+i-j,
+and their score needs row T-1-i+j of r. So L queries of a tile need L+S neighbouring rows of r,
+which are called their window. The window moves forward by S rows for the next tile of keys, and
+back by L rows for the next L queries.
+
+The position scores are the product of the queries and the window. Each row of the product is then
+moved left to its place (the relative shift of a tile). This example has L = S = 3. Entries are
+columns of the window; column 5 is unused:
 
     product qv . window          skewed: row i moved left by L-1-i
       0 1 2 3 4 5                  2 3 4
       0 1 2 3 4 5          ->      1 2 3
       0 1 2 3 4 5                  0 1 2
 
-One strided roll computes this. Its transpose, for the gradient, would need a negative stride; there
-each part of L columns is rotated by one gather. Padding in front of r aligns windows to multiples
-of L.
+One strided roll computes this shift. The gradient needs the transposed shift, for which a roll
+would need a negative stride. So the gradient rotates each part of L columns by one gather. Padding
+in front of r aligns windows to multiples of L.
 
-A kernel has one tile of queries, and all keys of its row and head; it visits their tiles in a loop.
-The softmax is computed tile by tile with a running maximum (Dao et al. 2022, FlashAttention). The
-gradient computes each tile again, from the stored logarithm of each softmax's denominator. The
-gradients of queries, keys, values and r stay in on-chip memory; those of keys, values and r are
-transposed, so that no product has to transpose its factors. Fully masked tiles are not visited,
-and only tiles at an edge of the mask compute the mask.
+A kernel program has one tile of queries, and all keys of the same row and head. It visits the tiles
+of keys in a loop. The softmax is computed tile by tile with a running maximum (Dao et al. 2022,
+FlashAttention). The gradient computes each tile again, from the stored logarithm of each softmax's
+denominator. The gradients of queries, keys, values and r are summed in on-chip memory. The sums for
+keys, values and r are transposed, so that no matrix product has to transpose its factors. Fully
+masked tiles are not visited, and only tiles at an edge of the mask compute the mask.
 """
 
 import dataclasses
@@ -51,7 +54,7 @@ class Tiles:
     mem_len: int
     reach: int
     rate: float | None  # the dropout rate
-    precision: lax.Precision = lax.Precision.DEFAULT  # of all products
+    precision: lax.Precision = lax.Precision.DEFAULT  # of all matrix products
 
     @property
     def part(self) -> int:
@@ -76,14 +79,15 @@ class Tiles:
     def held(self, h: int, dtype: Any) -> int:
         """Returns the bytes of on-chip memory for a head's keys, values and r, and their gradients.
 
-        All are held twice, so that copies overlap with computation, and gradients' sums in float32.
+        Each array has two buffers, so that copies overlap with computation. The float32 sums of the
+        gradients need one more buffer.
         """
         rows, size = 2 * self.n_k * self.size + self.r_rows, jnp.dtype(dtype).itemsize
         columns, transposed = -(-h // LANES) * LANES, -(-h // 16) * 16
         return rows * (2 * size * (columns + transposed) + 4 * transposed)
 
     def spans(self, filled: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns each query tile's first [B * n_q] and last [n_q] key tile: int32."""
+        """Returns the first key tile [B * n_q] and the last one [n_q] of each query tile: int32."""
         first, last = self._spans()
         firsts = jnp.maximum(first, (self.mem_len - filled[:, None]) // self.size)
         return firsts.astype(jnp.int32).ravel(), jnp.asarray(last, jnp.int32)
@@ -121,14 +125,14 @@ def forward_kernel(at: "Queries", x: Inputs, out, lse, largest, total, acc, ahea
     weights [S,128], the sum of weighted values ``acc`` [S,H], and ``ahead``, the scores of the next
     tile [S,S].
     """
-    # largest has equal columns, and total has sums of every 128th key: moving numbers between the
-    # columns of a register is the slowest part of a softmax.
+    # All columns of largest are equal, and a column of total sums every 128th key. This avoids the
+    # slowest part of a softmax, which is moving numbers between the columns of a register.
     largest[...] = jnp.full_like(largest, _UNSEEN)
     total[...] = jnp.zeros_like(total)
     acc[...] = jnp.zeros_like(acc)
     size, width = at.tiles.size, total.shape[1]
-    # The scores of the next tile are computed during the softmax of a tile, since matrix products
-    # and sums run on different units.
+    # The scores of the next tile are computed during the softmax of the current tile, since matrix
+    # products and sums run on different units.
     ahead[...] = _Part(at, at.first, 0, size).scores()
 
     def visit(j: jax.Array, masked: bool) -> None:
@@ -158,8 +162,9 @@ def forward_kernel(at: "Queries", x: Inputs, out, lse, largest, total, acc, ahea
 def backward_kernel(at: "Queries", x: Inputs, *refs):
     """Writes the gradients of queries [S,H], keys and values [H,K], and r [H,R].
 
-    Those of keys and values are written at the end of a row, that of r at the end of a head.
-    ``refs`` are the five gradients, and as many float32 arrays for their sums.
+    The gradients of keys and values are written after a row's last tile of queries, and the
+    gradient of r after a head's last tile. ``refs`` are arrays for the five gradients, then five
+    float32 arrays for their sums.
     """
     gradients, sums = refs[:5], refs[5:]
     dqu, dqv, dk, dval, dr = sums
@@ -189,7 +194,7 @@ def backward_kernel(at: "Queries", x: Inputs, *refs):
         length = at.tiles.part
         parts = [_Part(at, j, first, length, masked) for first in range(0, size, length)]
         begun = begin(parts[0])
-        for n, part in enumerate(parts):  # the next one is begun while this one is finished
+        for n, part in enumerate(parts):  # the next part begins before this one is finished
             arrays = begun
             if n + 1 < len(parts):
                 begun = begin(parts[n + 1])
@@ -202,11 +207,11 @@ def backward_kernel(at: "Queries", x: Inputs, *refs):
 
 
 class Queries:
-    """The place of a kernel in the grid: a tile of queries of a row and head.
+    """The place of a kernel program in the grid: a tile of queries of a row and head.
 
     ``begins_row`` and ``begins_head`` mark the first tile of a row and of a head, ``ends_row`` and
-    ``ends_head`` the last one. ``first`` and ``last`` are its key tiles. ``episodes`` are those of
-    its queries, in equal columns [S,128].
+    ``ends_head`` the last one. ``first`` and ``last`` are the first and the last tile of keys that
+    the program visits. ``episodes`` [S,128] are the episodes of the queries, in equal columns.
     """
 
     def __init__(self, tiles: Tiles, filled, seed, firsts, lasts, x: Inputs):
@@ -223,7 +228,7 @@ class Queries:
     def over_keys(self, visit: Callable[[jax.Array, bool], None]) -> None:
         """Calls ``visit(j, masked)`` for the key tiles that are not fully masked, one by one.
 
-        ``visit`` is compiled twice, with masks and without, since few tiles need them.
+        ``visit`` is compiled twice, with a mask and without one, since few tiles need a mask.
         """
 
         def step(j: jax.Array, _) -> None:
@@ -234,7 +239,7 @@ class Queries:
         lax.fori_loop(self.first, self.last + 1, step, None)
 
     def _has_edge(self, j: jax.Array) -> jax.Array:
-        """Returns whether some query may not see some key of tile ``j``."""
+        """Returns whether tile ``j`` of the keys needs a mask; with episodes, every tile does."""
         tiles = self.tiles
         distance = tiles.mem_len + (self.i - j) * tiles.size
         nearest, farthest = distance - (tiles.size - 1), distance + tiles.size - 1
@@ -242,16 +247,17 @@ class Queries:
         return edge | (self.episodes is not None)
 
     def product(self, a: jax.Array, b: jax.Array, of_a: int, of_b: int) -> jax.Array:
-        """Returns the product over one axis of each array, with float32 sums."""
+        """Returns the product that sums over axis ``of_a`` of a and axis ``of_b`` of b: float32."""
         axes, precision = (((of_a,), (of_b,)), ((), ())), self.tiles.precision
         return lax.dot_general(a, b, axes, precision, preferred_element_type=jnp.float32)
 
 
 class _Part:
-    """L queries of a tile, the S keys of tile ``j``, and what is computed from both.
+    """L queries of a tile and the S keys of tile ``j``, with methods for their scores and mask.
 
-    ``rows`` are the queries in their tile, ``keys`` the keys, ``window`` the L+S rows of r for
-    their distances. ``query`` [L,1] and ``key`` [1,S] are indices.
+    ``rows`` is the slice of the queries in their tile, ``keys`` the slice of the keys, and
+    ``window`` the slice of the L+S rows of r for their distances. ``query`` [L,1] and ``key`` [1,S]
+    are the indices of the queries and keys.
     """
 
     def __init__(
@@ -268,7 +274,7 @@ class _Part:
         self.key = j * size + iota((1, size), 1)
 
     def seen(self, x: jax.Array, unseen: float) -> jax.Array:
-        """Replaces entries of an array [L,S] that :meth:`AttentionMask.allowed` does not allow."""
+        """Replaces the masked entries of an array [L,S]; see :meth:`AttentionMask.allowed`."""
         if not self.masked:
             return x
         of, tiles = self.of, self.of.tiles
@@ -315,7 +321,8 @@ def _skew(x: jax.Array) -> jax.Array:
 def _unskew(x: jax.Array) -> jax.Array:
     """Transposes :func:`_skew`: moves row i of [L,S] right by L-1-i, with zeros around it.
 
-    The columns of a rotated part of L columns belong to two neighbouring parts of the result.
+    Each part of L columns is rotated. The columns of a rotated part then belong to two neighbouring
+    parts of the result.
     """
     length = len(x)
     column, row = (lax.broadcasted_iota(jnp.int32, (length, length), axis) for axis in (1, 0))

@@ -1,4 +1,4 @@
-"""Compares an implementation of attention with the plain form, on the devices at hand."""
+"""Compares an implementation of attention with ``reference`` on this process's devices."""
 
 import functools
 from typing import Any
@@ -31,9 +31,9 @@ def random_inputs(
 
 
 def values_and_gradients(attend, x: AttentionInputs) -> Any:
-    """Returns attention, and the gradients of a random projection of it for all input arrays.
+    """Returns attention, and the gradients of its product with a random array for all inputs.
 
-    Passes keys and values of memory and segment to ``attend`` separately, as a model does.
+    The keys and values of memory and segment are passed to ``attend`` separately, as in a model.
     """
     direction = jax.random.normal(jax.random.key(9), x.q.shape)
 
@@ -71,9 +71,9 @@ def example(d_head: int, dtype: Any, dropatt: float = 0.0) -> AttentionInputs:
 
 
 def difference(implementation: str, d_head: int, dtype: Any, dropatt: float = 0.0) -> float:
-    """Returns :func:`largest_difference` of an implementation and the plain form in float32.
+    """Returns :func:`largest_difference` between an implementation and ``reference`` in float32.
 
-    Products of the plain form are float32; the implementation's have JAX's default precision.
+    ``reference`` multiplies in float32, and the implementation in JAX's default precision.
     """
     inputs = example(d_head, dtype, dropatt)
     in_float32 = lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x

@@ -16,11 +16,11 @@ class AttentionInputs(flax.struct.PyTreeNode):
     """Queries, keys and values, with the positions, mask and dropout of attention.
 
     Attributes:
-      q: queries [N,B,T,H]; q and the positions' u, v and b are divided by sqrt(H).
+      q: queries [N,B,T,H]; q and the positions' u, v and b are already divided by sqrt(H).
       k, val: keys and values of memory and segment, oldest first: [N,B,K,H] with K = M + T, or
         pairs of [N,B,M,H] and [N,B,T,H].
       positions: r has K rows, or K + T - 1 where attention is in both directions.
-      mask: the attention mask; every query may attend at least to itself.
+      mask: the attention mask; every query can attend at least to itself.
       oldest: int32 [], the slot of the oldest of M keys in a ring (ring.py); ``None``: slot 0.
     """
 
@@ -44,7 +44,7 @@ class AttentionInputs(flax.struct.PyTreeNode):
         return biased(self.positions.u), biased(self.positions.v)
 
     def unsupported_by_fused(self) -> str | None:
-        """Returns the reason why no fused kernel can compute the form, or ``None``."""
+        """Returns the reason why no fused kernel can compute this attention, or ``None``."""
         dtype = jnp.dtype(self.q.dtype)
         if self.positions.r is None:
             return "it needs vectors of distances (r), and this attention has none"
@@ -63,9 +63,9 @@ def attend(x: AttentionInputs) -> jax.Array:
 def attend_part(x: AttentionInputs, queries: slice, keys: slice, platform: str = "") -> jax.Array:
     """Computes :func:`attend` for t of the queries, [N,B,t,H], and for k of the keys.
 
-    ``x`` has q of these queries, k and val of these keys, which end with the last query's own key,
-    and positions of the distances k-1 .. 0. Mask and dropout are those of the whole segment. For
-    ``platform`` see scores.py.
+    ``x`` has only these queries, keys and values, and the positions of the distances k-1 .. 0. The
+    last key must be the last query's own key. The mask and the dropout of ``x`` are those of the
+    complete segment. For ``platform`` see scores.py.
     """
     p = x.positions
     scores = content_scores(x.q, p.u, x.k, platform)
@@ -75,7 +75,7 @@ def attend_part(x: AttentionInputs, queries: slice, keys: slice, platform: str =
     (weights,), total = p.softmax((scores, x.mask.allowed(queries, keys)))
     if x.dropout is not None:
         weights = weights * x.dropout.mask(weights.shape, queries.start, keys.start)
-    if x.val.dtype == jnp.float16:  # its largest number, 65,504, is less than many sums
+    if x.val.dtype == jnp.float16:  # many sums exceed 65,504, the largest float16
         weights, total = weights / total, jnp.ones_like(total)
     gathered = weighted_sum(weights.astype(x.val.dtype), x.val, platform)
     return gathered / total.astype(x.val.dtype)

@@ -1,9 +1,10 @@
 """Fused attention for NVIDIA GPUs, by the Triton kernels of triton_tiles.py.
 
-jax-triton, which calls them, is imported on first use. Sums are float32 and deterministic: there
-are no atomic additions. A product of float32 factors is three products in TF32 (``tf32x3``), with
-errors below 1e-5 of the largest entry. With bfloat16, the scores of distances are stored as
-float16, which is more precise by three bits; beyond +-65,504 they overflow.
+jax-triton calls the kernels, and is imported on first use. Sums are float32. They are deterministic
+because there are no atomic additions. A matrix product of float32 factors is computed as three TF32
+products (``tf32x3``), with errors below 1e-5 of the largest entry. For bfloat16 queries, position
+scores are stored as float16, which has three more bits of precision than bfloat16. Position scores
+beyond +-65,504 overflow.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ class Tiling(NamedTuple):
 
 _BY_KEY = ("forward", "gradient_of_keys")
 _BY_CLASS = ("position_scores", "gradient_of_queries", "gradient_of_distances")
-_TILINGS: dict[str, tuple[Any, ...]] = {  # of the kernels by key, then by class
+_TILINGS: dict[str, tuple[Any, ...]] = {  # an entry for each kernel of _BY_KEY, then of _BY_CLASS
     "bfloat16": ((8, 2, 128, 64), (4, 2, 64, 64), (4, 3, 64, 128), (4, 2, 64, 64), (4, 3, 64, 64)),
     "bfloat16 sm_90": ((4, 3, 64, 64), (4, 3, 64, 64), (), (), ()),
     "bfloat16 wide": ((), (4, 2, 32, 64), (), (), (8, 3, 64, 128)),
@@ -40,11 +41,12 @@ _TILINGS: dict[str, tuple[Any, ...]] = {  # of the kernels by key, then by class
     "float32 sm_90":
         ((8, 2, 128, 32), (4, 1, 16, 64), (8, 2, 128, 64), (4, 2, 64, 32), (8, 2, 32, 128)),
 }  # fmt: skip
-"""Warps, stages and sizes, or () for those of a less special name; ``wide`` is above 64 numbers.
+"""Warps, stages and two tile sizes of each kernel; () means the entry of a less specific name.
 
-On an H100, those of sm_90 in bfloat16 were within 4% of the fastest of 207. The other tilings were
-chosen with benchmarks/attention_cycles.py. Tilings without ``sm_`` in their name fit into 99 KiB of
-shared memory. A product of up to 64 rows has four warps, since more warps would repeat its work.
+``wide`` means heads of more than 64 numbers. On an H100, the sm_90 tilings for bfloat16 were within
+4% of the fastest of 207 tilings. The other tilings were chosen with benchmarks/attention_cycles.py.
+Tilings without ``sm_`` in their name fit into 99 KiB of shared memory. A matrix product of up to 64
+rows has four warps, since more warps would repeat its work.
 """
 
 
@@ -52,9 +54,10 @@ shared memory. A product of up to 64 rows has four warps, since more warps would
 class Form:
     """The static sizes of attention: N, B, T, K, the padded H, and the number of rows of r.
 
-    ``far`` is the column of r for the longest distance that a query may see. ``dropped`` is
-    :func:`txl_jax.model.dropout.threshold`. ``capability`` is the GPU's, such as 90. ``ring`` tells
-    that keys and values of memory are [N,B,M,H], with the oldest in any slot.
+    ``far`` is the row of r for the largest distance that the mask allows. ``dropped`` is the result
+    of :func:`txl_jax.model.dropout.threshold`. ``capability`` is the GPU's compute capability
+    without its dot, such as 90. If ``ring``, the keys and values of memory are [N,B,M,H], and the
+    oldest can be in any slot.
     """
 
     n: int
@@ -70,22 +73,22 @@ class Form:
 
     @property
     def every(self) -> int:
-        """How far apart the queries of a tile are, so that few rows of a tile of 64 are unused."""
+        """The step between a tile's queries, chosen to leave few rows of 64-row tiles unused."""
         rows = lambda every: _ceil(_ceil(self.t, every), 64) * 64 * every
         return min((8, 4, 2), key=lambda every: (rows(every), -every))
 
     @property
     def padded(self) -> int:
-        """The number of keys of a row of scores, a multiple of all tiles' sizes."""
+        """The number of keys in a stored row of scores: K, rounded up for tiles of every size."""
         return _ceil(self.k, 128) * 128
 
     def classes(self, sizes: dict[str, int]) -> int:
-        """Returns the number of a head's tiles in a batch; a tile has every EVERY-th query."""
+        """Returns how many tiles of every EVERY-th query a head has, over all rows of a batch."""
         return self.b * self.every * _ceil(_ceil(self.t, self.every), sizes["SX"])
 
 
 def supports(x: AttentionInputs) -> str | None:
-    """Returns the reason why this kernel cannot compute the form, or ``None`` if it can."""
+    """Returns the reason why these kernels cannot compute the attention, or ``None``."""
     if reason := x.unsupported_by_fused():
         return reason
     if (width := x.q.shape[-1]) > 128:
@@ -100,7 +103,7 @@ def supports(x: AttentionInputs) -> str | None:
 
 
 def form_of(x: AttentionInputs, capability: int) -> Form:
-    """Returns the static sizes of an attention."""
+    """Returns the static sizes of the attention ``x``."""
     (n, b, t, h), k = x.q.shape, x.mask.n_keys
     r = x.positions.r.shape[1]  # type: ignore[union-attr]
     dropped = threshold_of(x.dropout.rate) if x.dropout else 0
@@ -110,11 +113,12 @@ def form_of(x: AttentionInputs, capability: int) -> Form:
 
 
 def attend(x: AttentionInputs, capability: int = 90) -> jax.Array:
-    """Computes :func:`txl_jax.model.kernels.choice.attend` for forms with r and without b.
+    """Computes :func:`txl_jax.model.kernels.choice.attend` for positions with r and without b.
 
-    ``capability`` is the compute capability of the GPU, which need not be at hand. XLA transposes
-    nothing, because products of states and weights are [B,T,N,H] too. If M is no multiple of 128,
-    memory and segment are joined first. A ring of memory is read in its own layout, [N,B,M,H].
+    ``capability`` is the compute capability of the GPU; the GPU itself can be absent. The kernels
+    use the layout [B,T,N,H]. The matrix products that project states to heads have this layout too,
+    so XLA transposes nothing. If M is not a multiple of 128, memory and segment are first joined
+    into one array. A ring of memory is read in its own layout, [N,B,M,H].
     """
     x = x.joined() if x.mask.mem_len % 128 else x
     p, f, h = x.positions, form_of(x, capability), x.q.shape[-1]
@@ -156,7 +160,7 @@ def _forward(f: Form, q, k, val, r, u, v, where):
 
 def _backward(f: Form, saved, dout):
     q, k, val, r, u, v, where, out, lse = saved
-    if f.ring:  # put slots in order, [B,M,N,H], and the gradients of memory back into their slots
+    if f.ring:  # sorts the slots by age, [B,M,N,H], and moves the gradients back to the slots
         order = lambda ring: jnp.roll(ring, -where[2][0], axis=2).transpose(1, 2, 0, 3)
         (keys, values), back = jax.vjp(lambda *rings: tuple(map(order, rings)), k[0], val[0])
         saved = q, (keys, k[1]), (values, val[1]), r, u, v, where, out, lse
@@ -164,8 +168,8 @@ def _backward(f: Form, saved, dout):
         dkeys, dvalues = back((dk[0], dval[0]))
         return dq, (dkeys, dk[1]), (dvalues, dval[1]), *rest
     *where, _, seed = where
-    # In a loop over layers this computes scores again, where stored ones would be copied twice.
-    # Otherwise, and without model.remat, XLA merges this launch with that of the forward pass.
+    # In a loop over layers, this launch computes the scores again: stored scores would be copied
+    # twice. Without a loop and without model.remat, XLA merges it with the forward pass's launch.
     scores = _position_scores(f, q, v, r, where)
     delta = jnp.sum(dout.astype(jnp.float32) * out.astype(jnp.float32), axis=-1).transpose(0, 2, 1)
     spans = _spans(f.k, tiling("gradient_of_keys", q.dtype, f).sizes, *where)
@@ -192,7 +196,7 @@ _attend.defvjp(_forward, _backward)
 
 
 def _spans(n_keys: int, sizes: dict[str, int], oldest, newest) -> jax.Array:
-    """Returns the groups of queries that see each block of keys; see ``gradient_of_keys``."""
+    """Returns ``spans``, an argument of ``gradient_of_keys`` (triton_tiles.py)."""
     queries, keys = sizes.values()
     first = jnp.arange(0, n_keys, keys)
     count = lambda of_queries: jnp.sum(of_queries, axis=1, dtype=jnp.int32)
@@ -205,7 +209,7 @@ def _spans(n_keys: int, sizes: dict[str, int], oldest, newest) -> jax.Array:
 
 
 def tiling(kernel: str, dtype: Any, f: Form) -> Tiling:
-    """Returns the tiling of a kernel."""
+    """Returns the tiling of a kernel, from the most specific name that has one."""
     of_all, family = jnp.dtype(dtype).name, f" sm_{f.capability // 10}0"
     wide = f"{of_all} wide" if f.h > 64 else of_all
     rows = (_TILINGS.get(name) for name in (wide + family, of_all + family, wide, of_all))
@@ -226,7 +230,7 @@ def constants(kernel: str, dtype: Any, f: Form) -> dict[str, Any]:
     if kernel in _BY_KEY:
         own |= {"RING": f.ring} if kernel == "forward" else {}
         return {**own, "STAGES": tiles.num_stages, "DROPPED": f.dropped}
-    if kernel != "position_scores":  # the others read results of gradient_of_keys
+    if kernel != "position_scores":  # other kernels read what gradient_of_keys wrote
         own |= tiling("gradient_of_keys", dtype, f).sizes
     return {**own, "EVERY": f.every}
 
@@ -234,11 +238,14 @@ def constants(kernel: str, dtype: Any, f: Form) -> dict[str, Any]:
 def launch(kernel: str, given, results, grid, f: Form) -> list[jax.Array]:
     """Runs a kernel of triton_tiles.py by name.
 
-    ``given`` are the arrays and integers that it reads; the first array has the dtype of heads.
-    ``results`` have the shapes and dtypes of its outputs. ``grid`` gives the number of programs.
+    ``given`` are the arrays and integers that the kernel reads; the first array has the dtype of
+    queries and keys. ``results`` have the shapes and dtypes of the outputs. ``grid`` maps the
+    tile's sizes to the number of programs.
+
     jax-triton has no rule for ``jax.vmap``, so ``sequential_vmap`` runs the kernel once for each
-    index. It also hides the call from JAX 0.12's removal of unused results, for which jax-triton
-    0.4.1 has a rule with a wrong signature: any gradient would raise a TypeError.
+    index. ``sequential_vmap`` also hides the call from a step of JAX 0.12 that removes unused
+    results. jax-triton 0.4.1 has a rule for this step with a wrong signature: without
+    ``sequential_vmap``, any gradient would raise a TypeError.
     """
     import jax_triton
 

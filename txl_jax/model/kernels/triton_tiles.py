@@ -1,33 +1,45 @@
 """The Triton kernels of fused attention, whose relative shift costs no arithmetic.
 
 The relative shift moves the scores of query i by i places. In a tile of neighbouring queries, some
-would move by odd numbers of places. So a tile has every second, fourth or eighth query (``EVERY``),
-and moves its row x by EVERY * x places: every vector of EVERY numbers stays aligned, and plain
-loads and stores do the shift. For EVERY = 2, T = 4, M = 2, and the tile of the queries 0 and 2
-(entries are distances; a column of the product is a row of r):
+rows would move by an odd number of places, and their vectors would not be aligned. So a tile holds
+every second, fourth or eighth query (``EVERY``). Row x of the tile moves by EVERY * x places, which
+keeps every vector of EVERY numbers aligned. Plain loads and stores then do the shift.
+
+This example has EVERY = 2, T = 4 and M = 2, and shows the tile of the queries 0 and 2. Entries are
+distances, and each column of the product belongs to one row of r:
 
     product with r                   stored at key  0 1 2 3 4 5
     query 0 (x = 0): 5 4 3 2 1 0                    2 1 0
     query 2 (x = 1): 5 4 3 2 1 0                    4 3 2 1 0
 
-Five kernels pass two arrays [B*N,T,KP] through device memory, ``scores`` and ``dscores``:
+There are five kernels. They exchange two arrays [B*N,T,KP] in device memory: ``scores``, and its
+gradient ``dscores``.
 
-    position_scores        scores = (q+v).r, stored by key         tiles of every EVERY-th query
-    forward                softmax((q+u).k + scores) val           tiles of neighbours
-    gradient_of_keys       dk, dval, and dscores (all of it)       tiles of neighbours
-    gradient_of_queries    dq, du, dv from dscores, read by key and by distance      of EVERY-th
-    gradient_of_distances  dr from dscores, read by distance                         of EVERY-th
+    kernel                 computes                                       queries of a tile
+    position_scores        scores = (q+v).r, stored by key                every EVERY-th
+    forward                softmax((q+u).k + scores) val                  neighbours
+    gradient_of_keys       dk, dval and dscores                           neighbours
+    gradient_of_queries    dq, du, dv from dscores by key and distance    every EVERY-th
+    gradient_of_distances  dr from dscores by distance                    every EVERY-th
 
-Only tiles on an edge of the attention mask compute it. No loop reads what it writes, so Triton may
-load ahead.
+A tile computes the attention mask only if the mask hides a part of the tile. No loop reads an array
+that it also writes, so Triton can load the next tiles in advance.
 
-Arguments: q, dout and out [B,T,N,H]; k_mem, val_mem [B,M,N,H], the first M keys and values, and k,
-val [B,K-M,N,H], the others (no tile has keys of both); r [R,N,H], whose row c is for the distance
-K-1-c; u, v [N,H]; lse, a logarithm to base 2, and delta = sum(out * dout), float32 [B*N,T];
-``oldest`` and ``newest`` int32 [B,T], the first and the last key that a query sees, which never
-decrease; slot int32 [1] and ``RING``: k_mem and val_mem are [N,B,M,H], and their oldest key is in
-this slot; seed uint32 [2]; far, the first row of r that a query needs. ``STRIDE`` is N*H, ``H`` a
-power of 2, ``KP`` is K padded to tiles, and ``DROPPED`` the threshold of dropout.py, or 0.
+The arguments of the kernels:
+
+    q, dout, out    [B,T,N,H]
+    k_mem, val_mem  the first M keys and values, [B,M,N,H]
+    k, val          the remaining keys and values, [B,K-M,N,H]; no tile has keys of both arrays
+    r               [R,N,H]; row c is for the distance K-1-c
+    u, v            [N,H]
+    lse             base-2 logarithm of each softmax's denominator, float32 [B*N,T]
+    delta           sum(out * dout), float32 [B*N,T]
+    oldest, newest  first and last key of each query, int32 [B,T]; neither decreases along T
+    RING, slot      if RING, k_mem and val_mem are [N,B,M,H], and slot (int32 [1]) has the oldest
+    seed            the seed of dropout, uint32 [2]
+    far             the first row of r that a query needs
+    STRIDE, H, KP   N*H; the width of a head, a power of 2; K padded to a multiple of the tiles
+    DROPPED         the threshold of dropout.py, or 0 without dropout
 """
 
 import triton
@@ -44,14 +56,14 @@ LOG2E, UNSEEN = constexpr(1.4426950408889634), constexpr(-1e30)
 
 @triton.jit
 def rows_of(source, row, limit, STRIDE, H: constexpr):
-    """Loads the given rows of [limit,STRIDE] as [rows,H]; an index beyond them loads the last."""
+    """Loads rows of an array [limit,STRIDE]: [rows,H]; an index >= limit loads the last row."""
     row = tl.minimum(row, limit - 1)
     return tl.load(source + (row.to(tl.int64) * STRIDE)[:, None] + tl.arange(0, H)[None, :])
 
 
 @triton.jit
 def put_rows(target, x, row, limit, STRIDE: constexpr, H: constexpr):
-    """Writes [rows,H] to the given rows of [limit,STRIDE], and skips rows outside of the array."""
+    """Writes x [rows,H] to the given rows of [limit,STRIDE]; skips rows outside of the array."""
     inside = (row >= 0) & (row < limit)
     at = (row.to(tl.int64) * STRIDE)[:, None] + tl.arange(0, H)[None, :]
     tl.store(target + at, x.to(target.dtype.element_ty), mask=inside[:, None])
@@ -59,7 +71,7 @@ def put_rows(target, x, row, limit, STRIDE: constexpr, H: constexpr):
 
 @triton.jit
 def keys_of(memory, own, first, key, turn, M, K, STRIDE: constexpr, H: constexpr, RING: constexpr):
-    """Loads a tile of keys or values as [keys,H], all of memory or all of the segment."""
+    """Loads a tile of keys or values, [keys,H]: all from memory, or all from the segment."""
     row, step = key, STRIDE
     if RING:
         slot = tl.where(key + turn < M, key + turn, key + turn - M)
@@ -78,7 +90,8 @@ def queries_of(q, bias, query, T, STRIDE: constexpr, H: constexpr):
 def class_of(N, T, SX: constexpr, EVERY: constexpr):
     """Returns a program's row, b, head, number in the row, class p, and the x of its SX queries.
 
-    Query x of class p is x * EVERY + p. The queries that see most keys come first.
+    The row is b * N + head. Class p holds the queries x * EVERY + p. The first programs of a row
+    have the last queries, which see most keys.
     """
     tiles = tl.cdiv(tl.cdiv(T, EVERY), SX)
     row, number = tl.program_id(0) // (tiles * EVERY), tl.program_id(0) % (tiles * EVERY)
@@ -103,8 +116,8 @@ def line_of(seed, head, b, query):
 
 @triton.jit
 def kept(line, start, SK: constexpr, DROPPED: constexpr):
-    """Tells of each weight whether dropout keeps it; four keys of a thread share a hash."""
-    column = tl.arange(0, SK)  # SK .. 2*SK below shows LLVM that four keys share a hash
+    """Returns which weights dropout keeps; four keys of a GPU thread share a hash."""
+    column = tl.arange(0, SK)  # from the range SK .. 2*SK below, LLVM sees which keys share a hash
     shared = (tl.arange(SK, 2 * SK) & ((SK - 1) & -10)).to(tl.uint32) * GOLDEN
     x = (line + tl.full((), start, tl.uint32) * GOLDEN)[:, None] + shared[None, :]
     x = (x ^ (x >> 16)) * FIRST
@@ -121,13 +134,13 @@ def position_scores(
     STRIDE: constexpr, H: constexpr, KP: constexpr, PRECISION: constexpr, SX: constexpr,
     SD: constexpr, EVERY: constexpr,
 ):  # fmt: skip
-    """Writes (q+v).r of the keys that each query sees; grid: B * N * EVERY * ceil(T/EVERY/SX)."""
+    """Writes (q+v).r for the keys that each query sees; grid: B * N * EVERY * ceil(T/EVERY/SX)."""
     row, b, head, _, p, x = class_of(N, T, SX, EVERY)
     query = x * EVERY + p
     exists = query < T
     bias = tl.load(v + head * H + tl.arange(0, H))[None, :]
     tile_q = queries_of(q + b * T * STRIDE + head * H, bias, query, T, STRIDE, H)
-    # For query x and key (x + y) * EVERY + d, r is needed in row T-1-p + y * EVERY + d.
+    # The score of query x with key (x + y) * EVERY + d needs row T-1-p + y * EVERY + d of r.
     low = tl.load(oldest + b * T + query, mask=exists, other=1 << 30) // EVERY - x
     high = tl.load(newest + b * T + query, mask=exists, other=0) // EVERY - x
     scores += ((row.to(tl.int64) * T + query) * KP)[:, None]
@@ -146,10 +159,10 @@ def forward(
     STRIDE: constexpr, H: constexpr, KP: constexpr, PRECISION: constexpr, SQ: constexpr,
     SK: constexpr, RING: constexpr, STAGES: constexpr, DROPPED: constexpr,
 ):  # fmt: skip
-    """Computes ``out`` and ``lse`` of SQ queries of a row; grid: B * N * ceil(T/SQ).
+    """Computes ``out`` and ``lse`` for SQ queries of a row; grid: B * N * ceil(T/SQ).
 
-    The keys have three parts: keys that some queries of the tile see, then keys that all see, then
-    again keys that some see. Only the first and the last part have a mask.
+    The loop over tiles of keys has three parts. In the second part, all queries see all keys, so
+    no mask is needed. In the first and the third part, only some queries see some of the keys.
     """
     groups = tl.cdiv(T, SQ)
     row = tl.program_id(0) // groups
@@ -205,10 +218,11 @@ def gradient_of_keys(
     STRIDE: constexpr, H: constexpr, KP: constexpr, PRECISION: constexpr,
     SQ: constexpr, SK: constexpr, STAGES: constexpr, DROPPED: constexpr,
 ):  # fmt: skip
-    """Computes ``dk`` and ``dval`` of SK keys of a row, and dscores; grid: B * N * ceil(K/SK).
+    """Computes dk, dval and dscores for SK keys of a row; grid: B * N * ceil(K/SK).
 
-    ``spans`` int32 [B,ceil(K/SK),4] bound three parts of the groups of SQ queries. In the groups of
-    the second part, all queries see all SK keys; in the others, some queries see some keys.
+    The loop over groups of SQ queries has three parts, whose bounds are ``spans``, int32
+    [B,ceil(K/SK),4]. In the second part, all queries see all SK keys, so no mask is needed. In the
+    first and the third part, only some queries see some of the keys.
     """
     blocks = tl.cdiv(K, SK)
     row, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
@@ -238,7 +252,7 @@ def gradient_of_keys(
             if part != 1:
                 low, high = tl.load(oldest + query)[:, None], tl.load(newest + query)[:, None]
                 s = tl.where((key[None, :] >= low) & (key[None, :] <= high), s, UNSEEN)
-            line_lse = tl.load(lse + query, mask=exists, other=1e30)  # no weight beyond T
+            line_lse = tl.load(lse + query, mask=exists, other=1e30)  # queries >= T: weight 0
             weights = tl.exp2(s * LOG2E - line_lse[:, None])
             tile_dout = rows_of(dout, query, T, STRIDE, H)
             dweights = tl.dot(tile_dout, tl.trans(tile_val), input_precision=PRECISION)
@@ -259,10 +273,11 @@ def gradient_of_keys(
 
 @triton.jit
 def written(oldest, newest, query, T, KP: constexpr, SQ: constexpr, SK: constexpr):
-    """Returns the first key, and the last + 1, for which gradient_of_keys writes dscores.
+    """Returns the range of keys for which gradient_of_keys writes each query's dscores.
 
-    Both are [queries,1] and multiples of SK, so that the numbers of one load share a mask. A query
-    beyond T has no keys.
+    The range begins with the first result and ends before the second. Both are [queries,1] and
+    multiples of SK, so the numbers of one vector load are all inside or all outside. The range of a
+    query >= T is empty.
     """
     exists = query < T
     first = query // SQ * SQ
@@ -278,10 +293,10 @@ def gradient_of_queries(
     STRIDE: constexpr, H: constexpr, KP: constexpr, PRECISION: constexpr, SX: constexpr,
     SD: constexpr, EVERY: constexpr, SQ: constexpr, SK: constexpr,
 ):  # fmt: skip
-    """Computes ``dq``, and in ``sums`` parts of du and dv; grid: as of position_scores.
+    """Computes ``dq``, and partial ``sums`` for du and dv; the grid is that of position_scores.
 
-    ``sums`` [2,B*EVERY*tiles,N,H] are du and dv of the program's queries. Both products are in one
-    loop, so that the second load of dscores comes from the L2 cache.
+    ``sums`` [2,B*EVERY*tiles,N,H] has the contribution of each program's queries to du and dv. One
+    loop multiplies dscores both with k and with r, so the L2 cache serves the second load.
     """
     row, b, head, number, p, x = class_of(N, T, SX, EVERY)
     query = x * EVERY + p
@@ -317,7 +332,7 @@ def gradient_of_distances(
     STRIDE: constexpr, H: constexpr, KP: constexpr, PRECISION: constexpr, SX: constexpr,
     SD: constexpr, EVERY: constexpr, SQ: constexpr, SK: constexpr,
 ):  # fmt: skip
-    """Computes ``dr`` [EVERY,R,N,H], a part for each class; grid: ceil((R+EVERY)/SD), N, EVERY."""
+    """Computes each class's part of dr: [EVERY,R,N,H]; grid: ceil((R+EVERY)/SD), N, EVERY."""
     head, p = tl.program_id(1), tl.program_id(2)
     last = T - 1 - p
     y = tl.program_id(0) * (SD // EVERY) - tl.cdiv(last, EVERY)

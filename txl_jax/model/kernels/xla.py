@@ -15,7 +15,7 @@ from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.parallel.shardings import zero_after
 
 HALVED_FROM = {"cpu": 64}
-"""By platform: short segments of at least this many queries are computed as two groups."""
+"""For each platform, the least number of queries of a short segment that two groups compute."""
 _SHORT = 128
 _MOST_GROUPS = 16
 
@@ -23,7 +23,7 @@ _MOST_GROUPS = 16
 def attend(x: AttentionInputs, platform: str = "") -> jax.Array:
     """Computes :func:`txl_jax.model.kernels.choice.attend` in groups of :func:`group_size`.
 
-    ``platform`` is that of the devices, if they are known.
+    ``platform`` is the platform of the devices, or empty if it is unknown.
     """
     t, m, unknown = x.mask.seg_len, x.mask.mem_len, x.mask.filled[0]
     size, short = group_size(t, platform), t <= _SHORT
@@ -44,7 +44,7 @@ def attend(x: AttentionInputs, platform: str = "") -> jax.Array:
 
 
 def _recomputed(function, x: AttentionInputs, unknown: jax.Array) -> jax.Array:
-    """Acts like ``jax.checkpoint``, but no compiler can merge the two computations."""
+    """Acts like ``jax.checkpoint``, but XLA cannot merge the first and the second computation."""
     inputs = (x.q, x.k, x.val, x.positions)
     return _call(function, inputs, (x.mask, x.dropout, unknown))
 
@@ -91,7 +91,7 @@ _ordered = with_derivatives(_order, lambda _, unknown, tangents: tangents, _orde
 
 
 def _after(x: jax.Array, done: jax.Array, unknown: jax.Array) -> jax.Array:
-    """Returns ``x``; what uses the result is computed only after ``done``."""
+    """Returns ``x``, but XLA computes ``done`` before anything that uses the result."""
     return x + zero_after(done, unknown).astype(x.dtype)
 
 
