@@ -1,4 +1,4 @@
-"""Times the gradient of an adaptive softmax of published size, and its matrix products alone.
+"""Times the gradient of a recipe's adaptive softmax, and separately each of its matrix products.
 
     python -m benchmarks.large_vocabulary [--shapes=wt103_base,lm1b_large] [--tokens=600] \
         [--rounds=9] [--out=FILE.json]

@@ -93,7 +93,10 @@ def trace(work: Any) -> list[Launch]:
 
 
 def kernels_of(work: Any, units: float) -> list[Row]:
-    """Returns the kernels of one unit, such as a token; ``work`` processes ``units`` units."""
+    """Returns the time and the number of launches of each kernel, per unit of ``work``.
+
+    ``units`` is the number of units, such as tokens, that a call of ``work`` processes.
+    """
     return each(units, summed((kernel, us) for _, kernel, us in trace(work)))
 
 

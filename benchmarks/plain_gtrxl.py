@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 
 def sinusoids(count: int, width: int) -> jax.Array:
-    """Returns the sinusoids of the distances count .. 1, [count,D]; 1 is for the newest key."""
+    """Returns sinusoids [count,D] for distances from ``count`` (oldest key) to 1 (newest key)."""
     distance = jnp.arange(count, 0, -1.0)[:, None]
     angles = distance / 10000.0 ** (jnp.arange(0, width, 2) / width)
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)

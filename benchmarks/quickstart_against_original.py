@@ -156,9 +156,11 @@ def _timed(
 
 
 def _schedule(experiment: dict[str, Any], squeezed: int | str | None) -> tuple[int, int]:
-    """Returns how many updates the schedule and its warm-up have, scaled to ``squeezed`` updates.
+    """Returns the number of updates of the learning-rate schedule, and that of its warm-up.
 
-    With ``auto`` the numbers are those of the experiment, because then only their ratio matters.
+    If ``squeezed`` is a number, the schedule gets this many updates, and its warm-up is scaled by
+    the same factor. Otherwise both are those of the experiment: with ``auto``, only their ratio
+    matters.
     """
     steps, warmup = experiment["train"]["steps"], experiment["optimizer"]["warmup_steps"]
     if not isinstance(squeezed, int):

@@ -325,7 +325,10 @@ def test_a_model_of_bytes_writes_utf8_and_nothing_else():
 
 
 def test_the_automaton_takes_exactly_utf8():
-    """The automaton and Python's decoder agree on each string of up to four boundary bytes."""
+    """The automaton and Python's decoder agree on each string of up to four bytes of ``edges``.
+
+    ``edges`` has the first and the last byte of each range of bytes with the same role in UTF-8.
+    """
     grammar = utf8_automaton(Vocab.all_bytes())
     edges = [0, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF]
     edges += [0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF]

@@ -1,4 +1,4 @@
-"""The fused kernel for TPUs equals plain attention in an interpreter, and compiles for TPUs.
+"""Run by an interpreter, the fused kernel for TPUs equals plain attention; it compiles for TPUs.
 
 No TPU is needed. The interpreter runs the kernel's operations one by one on the CPU. Where libtpu
 is installed, it compiles for absent chips.

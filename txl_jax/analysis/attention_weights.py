@@ -167,7 +167,10 @@ class Averages:
         return [divmod(int(i), self.spans.shape[1]) for i in order]
 
     def binned(self, x: np.ndarray, edges: np.ndarray) -> np.ndarray:
-        """Averages x [...,K] over the queries and distances of each bin: [...,bins]."""
+        """Averages x [...,K] over the distances of each bin: [...,bins].
+
+        A distance has the weight ``seen``, its number of queries. Bin i starts at ``edges[i]``.
+        """
         total = np.add.reduceat(x * self.seen, edges[:-1], axis=-1)
         return total / np.add.reduceat(self.seen, edges[:-1])
 

@@ -126,7 +126,10 @@ def read_record(workdir: str) -> dict[str, Any]:
 
 
 def read_experiment(workdir: str) -> ExperimentConfig:
-    """Returns the settings of a run; raises WorkdirError with the file if they cannot be used."""
+    """Returns the settings of a run.
+
+    Raises WorkdirError, which names the file, if the settings cannot be used.
+    """
     try:
         return from_record(read_record(workdir))
     except ConfigError as error:

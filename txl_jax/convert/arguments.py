@@ -41,9 +41,10 @@ def take_settings(
 ) -> dict[str, Any]:
     """Removes settings from ``args`` and returns them under the names of this project.
 
-    It takes the settings that all programs have, those in ``names``, and those in ``defaults``,
-    whose default values differ from this project's. ``size`` is the key of the vocabulary size.
-    Raises ModelFormatError, with the text ``what``, if the size or one of :data:`SHAPE` is missing.
+    These are the settings that all original programs have, those in ``names``, and those in
+    ``defaults``, which has the original program's value of each setting that ``args`` lacks.
+    ``size`` is the key of the vocabulary size. Raises ModelFormatError, with the text ``what``, if
+    the size or one of :data:`SHAPE` is missing.
     """
     require(args, (size, *SHAPE), what)
     taken = {name: args.pop(name) for name in (*SHAPE, *names, *defaults) if name in args}

@@ -166,9 +166,10 @@ class Attention(nn.Module):
 
 
 class RelativeAttention(Attention):
-    """The paper's form: r_d projects the sinusoid of distance d; u and v belong to the model.
+    """The paper's form, in which r_d is the projected sinusoid of distance d.
 
-    Parameters: those of :class:`Attention` and ``position`` [D,N,H] (W_k,R).
+    Parameters: those of :class:`Attention` and ``position`` [D,N,H] (W_k,R). The biases u and v are
+    parameters of the whole model, not of this module.
     """
 
     global_biases = True

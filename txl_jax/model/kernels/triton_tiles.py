@@ -88,10 +88,11 @@ def queries_of(q, bias, query, T, STRIDE: constexpr, H: constexpr):
 
 @triton.jit
 def class_of(N, T, SX: constexpr, EVERY: constexpr):
-    """Returns a program's row, b, head, number in the row, class p, and the x of its SX queries.
+    """Returns which queries a program computes: (row, b, head, number, p, x).
 
-    The row is b * N + head. Class p holds the queries x * EVERY + p. The first programs of a row
-    have the last queries, which see most keys.
+    The row is b * N + head, and ``number`` counts the programs of a row from 0. The program's SX
+    queries are x * EVERY + p, where x is an array and p (the class) is one number. The first
+    programs of a row have the last queries, which see most keys.
     """
     tiles = tl.cdiv(tl.cdiv(T, EVERY), SX)
     row, number = tl.program_id(0) // (tiles * EVERY), tl.program_id(0) % (tiles * EVERY)
