@@ -8,8 +8,8 @@ and projects all of them at every step. For learning, both models compute the gr
 ``--windows`` windows of ``--window`` steps, which start with a full memory of ``--learning-memory``
 steps. Both models have the same parameters. The benchmark first compares their outputs, and then
 times them in turn. Model and rollout are those of transformerXL_PPO_JAX: GTrXL with gates, two
-layers, width 256 and 8 heads; 128 steps. With ``--dtype=bfloat16`` both models compute in bfloat16,
-and the plain model is timed in float32 too.
+layers, width 256 and 8 heads, and rollouts of 128 steps. With ``--dtype=bfloat16`` both models
+compute in bfloat16, and the plain model is timed in float32 too.
 """
 
 import argparse
@@ -51,7 +51,10 @@ class Programs:
         return mems.replace(hidden=hidden, filled=jnp.full(rows, mem_len))
 
     def acting(self, rows: int, mem_len: int, steps: int):
-        """Returns by name a timer of each program: ``steps`` steps in ``rows`` environments."""
+        """Returns for each program a function that acts once and returns the seconds.
+
+        It acts for ``steps`` steps in ``rows`` environments.
+        """
         mems = self.memory(rows, mem_len)
         inputs = jax.random.normal(jax.random.key(2), (steps, rows, self.width))
         begins = jax.random.bernoulli(jax.random.key(3), 0.02, (steps, rows))
@@ -83,7 +86,10 @@ class Programs:
         return self._both(ours, plain, arguments)
 
     def learning(self, rows: int, window: int, mem_len: int):
-        """Returns by name a timer of each program: the gradient of the outputs' mean square."""
+        """Returns for each program a function that computes one gradient and returns the seconds.
+
+        It is the gradient of the outputs' mean square, for ``rows`` windows of ``window`` steps.
+        """
         mems = self.memory(rows, mem_len)
         inputs = jax.random.normal(jax.random.key(2), (rows, window, self.width))
         begins = jax.random.bernoulli(jax.random.key(3), 0.02, (rows, window))
@@ -110,7 +116,7 @@ class Programs:
         return self._both(gradient(ours), gradient(plain), (inputs, begins, mems))
 
     def _both(self, ours, plain, arguments):
-        """Checks that the programs' outputs agree; returns by name a timer of each program."""
+        """Returns by name a function that times each program, after a check of their outputs."""
         dtype = self.ours.cfg.dtype
         functions = {
             "txl_jax": (ours, self.variables),
@@ -137,7 +143,7 @@ def _in_dtype(function, dtype: str):
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compares and times the programs; prints and writes the figures."""
+    """Compares and times the programs; prints the results and writes them to ``--out``."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("--environments", default="16,64,512")

@@ -25,7 +25,7 @@ from txl_jax.model.masks import attention_mask
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compares and times the implementations; prints and writes the figures."""
+    """Compares and times the implementations; prints the results and writes them to ``--out``."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("--implementations", default="reference,xla")
@@ -71,7 +71,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _program(name: str, flags: Any, seg_len: int, mem_len: int):
-    """Returns a timer of attention with its gradients, and the bytes of its temporary arrays."""
+    """Returns a function that times attention with its gradients, and the bytes that it holds.
+
+    These bytes are those of the temporary arrays.
+    """
     dtype = jnp.dtype(flags.dtype)
     mask = attention_mask(seg_len, jnp.full(flags.rows, mem_len), mem_len)
     dropout = AttentionDropout.draw(jax.random.key(0), flags.dropatt) if flags.dropatt else None

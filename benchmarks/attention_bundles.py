@@ -96,7 +96,10 @@ def compile_attention(topology: str, width: int, dtype: str, rate: float) -> Non
 
 
 def counted(folder: pathlib.Path) -> list[Counted]:
-    """Counts the bundles of the kernels that libtpu wrote to a folder, then empties the folder."""
+    """Returns the counts of each kernel of which libtpu wrote machine code to a folder.
+
+    Then the folder is empty.
+    """
     found = []
     for file in folder.iterdir():
         if file.name.endswith("-final_bundles.txt") and "schedule-analysis" not in file.name:
@@ -112,7 +115,7 @@ def counted(folder: pathlib.Path) -> list[Counted]:
 
 
 def _straight(text: str) -> list[tuple[int, str]]:
-    """Returns the sequences of bundles between branches: the length and the text of each."""
+    """Returns for each sequence of bundles between two branches its length and its text."""
     runs: list[list[str]] = [[]]
     for label, code in _BUNDLE.findall(text):
         if label in _ENDS:

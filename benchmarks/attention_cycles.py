@@ -41,7 +41,12 @@ _BACKWARD = re.compile(r"\bBRA\b.*?(0x[0-9a-f]+)")
 
 
 class Counted(NamedTuple):
-    """The cost of a kernel's machine code; ``edge`` is ``None`` if one loop does all its tiles."""
+    """The cost of a kernel's machine code.
+
+    ``cycles`` are the issue cycles for 64 x 64 scores, and ``edge`` those in a tile that an edge of
+    the mask crosses. ``edge`` is ``None`` if one loop does all tiles. ``registers`` and ``spilled``
+    (bytes) are those of a thread. ``shared`` is the shared memory in bytes.
+    """
 
     kernel: str
     tiling: triton.Tiling
@@ -110,7 +115,7 @@ def counted(
 
 @contextlib.contextmanager
 def compiled_kernels() -> Iterator[dict[str, Any]]:
-    """Collects the kernels that jax-triton compiles inside the context, by name."""
+    """Yields a dict that gets, by name, every kernel that jax-triton compiles in the context."""
     from jax_triton import triton_lib as library
 
     made: dict[str, Any] = {}
@@ -133,7 +138,10 @@ def compiled_kernels() -> Iterator[dict[str, Any]]:
 def lower(
     h: int, dtype: Any, capability: int, rate: float, t: int = 768, m: int = 768, ring: bool = False
 ) -> Any:
-    """Lowers attention and its gradient for 8 rows and 8 heads; returns the kernels' form."""
+    """Lowers attention and its gradient, which compiles the kernels; returns the sizes (Form).
+
+    There are 8 rows and 8 heads of width ``h``. The segment has ``t`` tokens, and the memory ``m``.
+    """
     n, b, k = 8, 8, t + m
     shape: Any = lambda *sides: jax.ShapeDtypeStruct(sides, jnp.dtype(dtype))
     positions = Positions(u=shape(n, h), v=shape(n, h), r=shape(n, k, h))

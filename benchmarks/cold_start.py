@@ -1,11 +1,11 @@
-"""Measures how a score depends on the number of streams, with cold and warm starts.
+"""Measures how a score depends on the number of streams into which the text is cut.
 
     python -m benchmarks.cold_start --workdir=RUN [--data-path=DATA] [--streams=1,4,10] \
         [--out=FILE.json]
 
-``--workdir`` is a finished run of a model with memory. The ``evaluate`` section of its config is
-the protocol, and the complete split is scored. The program scores three series, each with every
-number of streams:
+``--workdir`` is a finished run of a model with memory. The ``evaluate`` section of its config gives
+the protocol of scoring, and the complete split is scored. There are three series, which differ in
+the attention window and in the memory at the start. Each is scored with every number of streams:
 
 | series | window | before a stream's first segment |
 |---|---|---|
@@ -46,7 +46,11 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure(scorer: Scorer, streams: list[int]) -> list[Row]:
-    """Returns the rows of all series; ``difference_percent`` is relative to a single stream."""
+    """Returns the scores of all series, a row for each number of streams.
+
+    ``difference_percent`` compares a row with the single stream of its series; rows of ``window,
+    warm`` are compared with the single stream of ``window, cold``.
+    """
     own = scorer.trained.config.evaluate
     rows = []
     base: dict[str, float] = {}
@@ -72,7 +76,7 @@ def series(own: ProtocolConfig, n_layer: int) -> list[tuple[str, ProtocolConfig]
 
 
 def table(rows: list[Row], unit: str) -> str:
-    """Returns the rows as text."""
+    """Returns the rows as text, a line for each."""
     return "\n".join(
         f"{r['series']:<14} {r['streams']:>4} streams  {r[unit]:9.4f} {unit}"
         f"  {r['difference_percent']:+8.4f} %  {r['seconds']:7.1f} s"

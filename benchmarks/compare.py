@@ -3,12 +3,12 @@
     python -m benchmarks.compare FRESH.json … [--committed=benchmarks/results] [--allowed=0.15]
 
 The files FRESH.json are those that train_speed, eval_speed and generate_speed write with ``--out``.
-A ratio says how many times faster txl_jax is than another program in the same run. Each new ratio
-is compared with the ratio in the newest committed file of the same benchmark, size, settings,
-device and processor. On the same kind of processor, ratios can be compared even where seconds
-cannot. If a ratio was committed only for other processors, the comparison is refused, because the
-two programs use the caches and vector units of a processor differently. The exit code is 1 if a
-ratio fell by more than ``--allowed``, and 2 if a comparison was refused.
+They contain ratios, which say how many times faster txl_jax is than another program in the same
+run. Each new ratio is compared with the ratio in the newest committed file of the same benchmark,
+size, settings, device and processor. On the same kind of processor, ratios can be compared even
+where seconds cannot. If there are committed ratios only of other processors, the comparison is
+refused, because the two programs use the caches and vector units of a processor differently. The
+exit code is 1 if a ratio fell by more than ``--allowed``, and 2 if a comparison was refused.
 """
 
 import argparse
@@ -22,7 +22,10 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compares and prints; returns 2 if a ratio was refused, else 1 if a ratio fell, else 0."""
+    """Compares and prints; returns the exit code.
+
+    The code is 2 if a comparison was refused, else 1 if a ratio fell too much, else 0.
+    """
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("fresh", nargs="+")
     parser.add_argument("--committed", default=str(RESULTS))

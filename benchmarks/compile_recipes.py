@@ -4,11 +4,12 @@
     python -m benchmarks.compile_recipes --out=DIR --gpu-pass
     python -m benchmarks.compile_recipes --out=DIR --ptb
 
-For each recipe and topology, the program runs the command ``python -m txl_jax.main
+For each recipe and topology (kind and number of GPUs), the program runs ``python -m txl_jax.main
 --config=configs/RECIPE.py --mode=compile --topology=KIND:1x1xN`` in a process of its own. It writes
 the output of the command to ``DIR/RECIPE-KIND-xN.txt``. A later call skips the commands whose file
-exists, and so continues the earlier call. ``DIR/table.md`` has a row for each file, and the
-processor and the versions of this Python. Compiling needs the extra ``compile-cuda``.
+exists, and so continues the earlier call. ``DIR/table.md`` has a row for each file. Its first line
+has the date, the processor, and the versions of Python and of the packages that compile. Compiling
+needs the extra ``compile-cuda``.
 
 With ``--gpu-pass`` the program compiles what ``gpu.sh`` trains, for one H200, with the same batch
 sizes, dtypes, and scanned or unrolled layers. With ``--ptb`` it compiles the candidates for Penn
@@ -91,7 +92,7 @@ def recipes() -> list[str]:
 
 
 def topologies(recipe: str) -> Iterator[tuple[str, list[str]]]:
-    """Yields the GPUs that a recipe is compiled for, and the settings that it needs on them."""
+    """Yields each topology that a recipe is compiled for, and the extra flags of that command."""
     for kind in ("h200", "h100") if recipe in LARGE else ("h200",):
         yield f"{kind}:1x1x{8 if recipe in ON_EIGHT else 1}", []
         if recipe in LARGE:
@@ -140,7 +141,10 @@ def command(recipe: str, topology: str, settings: list[str]) -> list[str]:
 
 
 def compiled(words: list[str], seconds: float) -> str:
-    """Runs a command; returns a text with the command, its output and how it ended."""
+    """Returns a text with a command, its output, and how it ended.
+
+    ``words`` are the arguments of ``python``. The command is stopped after ``seconds``.
+    """
     began = time.monotonic()
     try:
         ended = subprocess.run(

@@ -35,7 +35,7 @@ B, T = 4, 128
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measures all forms in turn, prints and writes the figures."""
+    """Times all forms in turn, prints the results and writes them to ``--out``, if given."""
     flags = _flags(argv)
     layers = [int(n) for n in flags.layers.split(",")]
     seconds: dict[tuple[str, int], list[float]] = {}
@@ -71,7 +71,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def compile_seconds(n_layer: int, settings: dict[str, Any]) -> float:
-    """Returns the seconds to trace, lower and compile the step."""
+    """Returns the seconds to trace, lower and compile the training step of one model.
+
+    ``settings`` are those of the model's form, an entry of FORMS.
+    """
     jax.clear_caches()
     shape = {"n_layer": n_layer, "d_model": 512, "n_head": 8, "d_head": 64, "d_inner": 2048}
     exp = ExperimentConfig.from_dict(

@@ -1,9 +1,9 @@
-"""Measures time and memory to prepare and to stream corpora of published sizes.
+"""Measures time and memory to prepare and to stream texts as large as benchmark corpora.
 
     python -m benchmarks.data_preparation --folder=DIR [--scale=1.0] [--out=FILE.json] [--only=…]
 
 Makes synthetic files in DIR (3 GB at scale 1; existing files are used again). Runs each row of this
-table in a new process and prints a line of JSON for it, with the bar that it is compared with:
+table in a new process and prints a line of JSON for it, with the bar (the required value):
 
 | name | text | bar |
 |---|---|---|
@@ -42,7 +42,7 @@ WT103_SYMBOLS, LM1B_SYMBOLS = 267_735, 793_471
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Makes the files, measures each in a child process, prints and writes the figures."""
+    """Makes the files, measures each in a child process, prints and writes the results."""
     flags = _flags(argv)
     folder = pathlib.Path(flags.folder)
     if flags.child:
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Returns the machine, the date and the versions."""
+    """Returns the date, the processor, how busy it is, and the versions of Python and numpy."""
     model = platform.processor()
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -77,22 +77,25 @@ def machine() -> dict[str, Any]:
 
 
 def prepare_bytes(folder: pathlib.Path) -> dict[str, Any]:
-    """Prepares the byte file; returns the figures."""
+    """Prepares the byte file; returns time, peak memory and size."""
     return _prepare("enwik8", folder / "enwik8", folder)
 
 
 def prepare_words(folder: pathlib.Path) -> dict[str, Any]:
-    """Prepares the word file; returns the figures."""
+    """Prepares the word file; returns time, peak memory and size."""
     return _prepare("wt103", folder / "wt103", folder)
 
 
 def prepare_sentences(folder: pathlib.Path) -> dict[str, Any]:
-    """Prepares the sentences; returns the figures."""
+    """Prepares the sentences; returns time, peak memory and size."""
     return _prepare("lm1b", folder / "lm1b", folder)
 
 
 def stream(folder: pathlib.Path) -> dict[str, Any]:
-    """Times shuffled batches of the prepared sentences; times the first and a far one alone too."""
+    """Returns the tokens a second of shuffled batches of the prepared sentences.
+
+    Also returns the seconds to read the first batch, and to jump to the batch of a far later step.
+    """
     from txl_jax.data.corpus import load_corpus
     from txl_jax.data.streams import shuffled_streams
 
@@ -201,7 +204,7 @@ def _bytes(draw: np.random.Generator, size: int) -> Iterator[bytes]:
 
 
 def _word(rank: int) -> str:
-    """Returns a different word for each rank; frequent words are short."""
+    """Returns the word of a frequency rank from 0; frequent words are short."""
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     text = ""
     rank += 1
@@ -212,7 +215,10 @@ def _word(rank: int) -> str:
 
 
 def _words(draw: np.random.Generator, symbols: int, size: int, every: int) -> Iterator[bytes]:
-    """Yields lines of words by Zipf's law, each word at least once if the text is long enough."""
+    """Yields ``size`` bytes of random words, which follow Zipf's law, in lines of ``every`` words.
+
+    Each of the ``symbols`` words occurs at least once if the text is long enough.
+    """
     words = np.array([_word(i) for i in range(symbols)], object)
     shares = 1 / (np.arange(symbols) + 2.7)
     ends = np.cumsum(shares / shares.sum())

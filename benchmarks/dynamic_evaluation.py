@@ -1,4 +1,4 @@
-"""Measures the gain of dynamic evaluation, with the learning rate that is best on validation.
+"""Measures the gain of dynamic evaluation, in which the model also learns from the scored text.
 
     python -m benchmarks.dynamic_evaluation --workdir=RUN [--data-path=DATA] [--rule=rms] \
         [--rates=1e-5,3e-5,1e-4] [--decay=0] [--epsilon=1e-4] [--statistics=100] \
@@ -50,7 +50,11 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure(scorer: Scorer, rules: list[DynamicConfig], valid_segments: int) -> list[Row]:
-    """Returns rows: no rule and all rules on validation, no rule and the best rule on test."""
+    """Returns rows of scores, first of the validation split, and then of the test split.
+
+    The validation split is scored without learning and with each rule, and the test split without
+    learning and with the rule that is best on validation.
+    """
     own = dataclasses.replace(scorer.trained.config.evaluate, batch_size=1)
 
     def row(split, rule: DynamicConfig, segments: int) -> Row:

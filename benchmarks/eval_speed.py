@@ -32,7 +32,7 @@ UNROLLED = {"model.scan_layers": False}
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measures, prints and writes the figures."""
+    """Measures, prints the results and writes them to the file ``--out``, if given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_flags(parser)
     parser.add_argument("--segments", type=int, default=4, help="in a round")

@@ -1,8 +1,10 @@
-"""Times exported programs in turn with the library's own; reports time and size of the export.
+"""Times exported programs in turn with the library's own; also measures the export itself.
 
     python -m benchmarks.export_speed --size=12l_512 [--batch-size=1] [--set export.mem_len=512]
 
-The program ``nll`` scores a segment, and the program ``step`` processes one token. Each call
+An export writes the model as programs that run without txl_jax; its seconds and the sizes of its
+files are reported. The program ``nll`` scores a segment, and the program ``step`` processes one
+token. Each call
 continues with the memory or the cache that the previous call returned. The exported programs and
 those of the library compute the same functions: both get the lengths of the segments, and both
 update the cache in place.
@@ -32,7 +34,7 @@ STEPS = 8
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Exports, measures, prints and writes the figures."""
+    """Exports a model, times its programs, prints the results and writes them to ``--out``."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_flags(parser)
     parser.add_argument("--batch-size", type=int, default=1)
@@ -86,7 +88,7 @@ def own(model: TransformerXL, params: Any) -> dict[str, Callable]:
 
 
 def exported(params: dict[str, jax.Array], programs: dict[str, Callable]) -> dict[str, Callable]:
-    """Returns the exported programs by name; they take the arguments of those of :func:`own`."""
+    """Returns the exported programs by name, with the same arguments as those of :func:`own`."""
     return {
         "nll": lambda ids, lengths, mems: programs["nll"](
             params, ids, ids, lengths, vars(mems) if hasattr(mems, "filled") else mems
@@ -97,7 +99,11 @@ def exported(params: dict[str, jax.Array], programs: dict[str, Callable]) -> dic
 
 
 def timed(name: str, programs: dict[str, Callable], b: int, model, c) -> Callable[[], float]:
-    """Returns a function that runs the next segment or tokens and returns the seconds per call."""
+    """Returns a function that calls the program ``name`` and returns the seconds of one call.
+
+    ``step`` is called STEPS times in a row, and ``nll`` once. ``b`` is the number of texts; ``c``
+    has the lengths of segment and memory.
+    """
     ids, lengths = jnp.ones((b, c.seg_len), jnp.int32), jnp.full((b,), c.seg_len, jnp.int32)
     state = model.init_mems(b, c.mem_len)
     if name == "step":

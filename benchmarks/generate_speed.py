@@ -32,7 +32,7 @@ from txl_jax.generation.generate import PER_DISPATCH, generate
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measures, prints and writes the figures."""
+    """Measures, prints the results and writes them to the file ``--out``, if given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_flags(parser)
     parser.add_argument("--batch-size", type=int, default=1)
@@ -77,10 +77,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def bytes_of_token(exp: ExperimentConfig, rows: int) -> int:
-    """Returns the bytes read for a token of each row: weights, keys, values and positions.
+    """Returns the bytes that a program must read to generate one token of each of ``rows`` texts.
 
-    The weights that project positions are not read, because the cache has projected positions. All
-    numbers are float32.
+    It reads the weights, and the cached keys, values and projected positions, all in float32. It
+    does not read the weights that project positions, because the cache has the result.
     """
     c, m = exp.model, exp.generate.mem_len
     weights = 0
@@ -105,7 +105,10 @@ def reading(n_bytes: int) -> Callable[[], float]:
 
 
 def generating(exp: ExperimentConfig, rows: int) -> Callable[[], float]:
-    """Returns a function that generates each row's next piece and returns seconds per token."""
+    """Returns a function that generates the next piece of ``rows`` texts, all at the same time.
+
+    The function returns the seconds divided by the number of tokens of one text's piece.
+    """
     settings = {"length": 10_000_000, "mem_len": exp.generate.mem_len, "temperature": 1.0}
     c = ExperimentConfig.from_dict({**exp.to_dict(), "generate": settings}).generate
     prompts = [np.array([1], np.int32)] * rows

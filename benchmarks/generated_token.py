@@ -6,8 +6,8 @@ Compiles the program that samples tokens (with the extra ``compile-cuda``; no GP
 adds up the bytes of the kernels of one token (program_kernels.py). The output also has the bytes
 that any program must read: each weight matrix of the layers and the output embedding once in the
 compute dtype, and the keys, values and projected distances in the cache. The time is *predicted*
-from the bytes alone, with the same share of the bandwidth as in predicted_steps.py; the time to
-launch kernels is not included.
+from the bytes alone: the kernels are assumed to reach the share TRAFFIC of the GPU's bandwidth, as
+in predicted_steps.py. The time to launch kernels is not included.
 """
 
 import argparse

@@ -21,7 +21,10 @@ OF_THE_IMAGE = (
     *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorstore", "etils", "numpy"),
     *("matplotlib", "pytest"),
 )
-"""Packages that are needed besides those of ``gpu_wheels.txt``; a GPU also needs ``_ON_GPU``."""
+"""Packages that are needed besides those of ``gpu_wheels.txt``.
+
+A run on a GPU also needs those of ``_ON_GPU``; a rehearsal on a CPU does not.
+"""
 _ON_GPU = ("triton",)
 _IMPORTED = ("jax", "flax.linen", "optax", "orbax.checkpoint")
 
@@ -87,7 +90,10 @@ def import_problems() -> list[str]:
 
 
 def device_problems(smoke: bool) -> list[str]:
-    """Prints the devices; returns a line if JAX does not start, or uses no GPU (unless smoke)."""
+    """Returns a line if JAX does not start or uses no GPU, else nothing; prints the devices.
+
+    With ``smoke``, a rehearsal on a CPU, no GPU is needed.
+    """
     import jax
 
     from txl_jax.messages import UserError

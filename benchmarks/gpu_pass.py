@@ -1,15 +1,15 @@
-"""Runs every test and benchmark for one GPU; each call has a time limit and continues the last.
+"""Runs every test and benchmark for one GPU, in calls of limited time that continue each other.
 
     python -m benchmarks.gpu_pass --out=DIR [--seconds=580] [--original=DIR] [--smoke]
 
 A call first checks the packages and the device (``benchmarks.gpu_image``), and ends with exit code
-1 if they cannot be used. Then it runs :func:`commands` in order, each in a process of its own with
-a time limit, and stops after ``--seconds``. A command that is cut off when the call ends has no
-result. The next call with the same ``--out`` continues with the first command that has no result.
-Tests of correctness come before benchmarks, and a skipped test counts as a failure. If an
-implementation of attention differs from the plain form, the output names it, and the other commands
-still run. After every command, ``report.json`` has all results so far, and ``report.md`` a table of
-them. The exit code is 1 if a command failed.
+1 if they cannot be used. Then it runs the commands of :func:`commands` in order, each in a process
+of its own with a time limit, and stops after ``--seconds``. A command that is cut off when the call
+ends has no result. The next call with the same ``--out`` continues with the first command that has
+no result. Tests of correctness come before benchmarks, and a skipped test counts as a failure. If
+an implementation of attention differs from the plain form, the output names it, and the other
+commands still run. After every command, ``report.json`` has all results so far, and ``report.md`` a
+table of them. The exit code is 1 if a command failed.
 
 ``--smoke`` is a rehearsal on a CPU: the same commands and report, with small sizes. ``python -m
 benchmarks.compile_recipes --gpu-pass`` shows how much memory the programs need on an H200, and how
@@ -80,7 +80,7 @@ def of_dtype(short: str) -> str:
 
 
 def attention(short: str, dtype: str) -> Iterator[Command]:
-    """Yields the benchmarks of attention alone."""
+    """Yields the commands that time attention without the rest of the model."""
     words = ["benchmarks.attention", f"--dtype={dtype}"]
     three = [*words, "--implementations=reference,xla,triton", "--rows=16"]
     yield f"attention_768_{short}", three, 200
@@ -90,7 +90,10 @@ def attention(short: str, dtype: str) -> Iterator[Command]:
 
 
 def training(short: str, layers: str) -> Iterator[Command]:
-    """Yields the benchmark of an update for every recipe, with scanned or unrolled layers."""
+    """Yields a command for every recipe of RECIPES that times its training update.
+
+    ``short`` is a key of DTYPES. ``layers`` is a key of LAYERS: ``scan`` or ``unrolled``.
+    """
     for recipe, rows in RECIPES.items():
         words = ["benchmarks.train_speed", f"--size={recipe}", of_dtype(short), "--steps=5"]
         words += [f"--set=model.scan_layers={LAYERS[layers]}", f"--set=train.batch_size={rows}"]
@@ -139,8 +142,9 @@ def small(words: list[str]) -> list[str]:
 def environment(command: list[str], smoke: bool = False) -> dict[str, str]:
     """Returns the environment of a command, in which JAX uses the GPU and optimises fully.
 
-    In a rehearsal (``smoke``), JAX uses the CPU. Without these two variables, tests/conftest.py
-    chooses the CPU and reduced optimisation.
+    In a rehearsal (``smoke``), JAX uses the CPU. If ``JAX_PLATFORMS`` and
+    ``JAX_DISABLE_MOST_OPTIMIZATIONS`` are not set, tests/conftest.py chooses the CPU and reduced
+    optimisation.
     """
     platforms = "cuda" if command[0] == "pytest" else "cuda,cpu"
     chosen = {"JAX_PLATFORMS": "cpu" if smoke else platforms, "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
@@ -178,11 +182,11 @@ def main(argv: list[str] | None = None) -> None:
 def run(
     out: pathlib.Path, name: str, command: list[str], limit: float, left: float, smoke: bool
 ) -> str | None:
-    """Runs one command; writes NAME.txt (output), NAME.json (figures), NAME.done (how it ended).
+    """Runs one command; returns how it ended, or ``None`` if the call ended before the command.
 
-    Returns how the command ended. Returns ``None`` if the ``left`` seconds of the call were over
-    before the time limit of the command. Then NAME.done is not written, and the next call runs the
-    command again.
+    The command has at most ``limit`` seconds, and the call has ``left`` seconds left. The output
+    goes to NAME.txt, and how the command ended to NAME.done; a benchmark writes its results to
+    NAME.json. After ``None`` there is no NAME.done, so the next call runs the command again.
     """
     tests = out / f"{name}.xml" if command[0] == "pytest" else None
     files = f"--junitxml={tests}" if tests else f"--out={out / name}.json"
@@ -226,7 +230,10 @@ def finish(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 
 
 def verdict(tests: pathlib.Path | None) -> str:
-    """Returns ``ok`` for a command with exit code 0, unless it skipped tests or ran none."""
+    """Returns ``ok``, or why a command with exit code 0 failed: it skipped tests or ran none.
+
+    ``tests`` is the report that pytest wrote, or ``None`` if the command is not pytest.
+    """
     if tests is None:
         return "ok"
     suites = xml.etree.ElementTree.parse(tests).getroot().iter("testsuite")

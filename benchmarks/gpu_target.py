@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu_target [--out=FILE.json]
 
-``gpus.target_config`` describes GPUs to XLA for compiling without a GPU. If this description of a
-kind of GPU differs from XLA's own, commit XLA's own. On a machine without a GPU, the output is
-``null``.
+When a program is compiled without a GPU, ``gpus.target_config`` gives XLA a description of the GPU.
+If this description differs from XLA's own, replace it by XLA's own. On a machine without a GPU, the
+output is ``null``.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def target_config(devices: Any) -> str:
-    """Returns XLA's GpuTargetConfigProto of GPUs as text."""
+    """Returns XLA's description of the GPUs, a GpuTargetConfigProto, as text."""
     return str(_jax.get_topology_for_devices(devices).target_config)
 
 

@@ -33,10 +33,12 @@ _GENERATION = {"family": "cpu family", "model": "model"}  # names here and in /p
 def report_of(
     seconds: Mapping[str, list[float]], tokens: int, needed: float = 0, peak: float | None = None
 ) -> dict[str, Any]:
-    """Returns the report: for each program its :func:`summary`, tokens a second, ratio to ours.
+    """Returns a report with each program's times, its tokens a second, and its ratio to txl_jax.
+
+    A ratio above 1 means that txl_jax is faster.
 
     Args:
-      seconds: times of a unit (an update, segment or token), by program; ours is ``txl_jax``.
+      seconds: times of a unit of work (an update, segment or token), by name of the program.
       tokens: number of tokens in a unit.
       needed: operations that the model needs for a unit; used for the share of ``peak``.
       peak: peak operations a second of the machine; ``None`` leaves this share out.
@@ -60,7 +62,7 @@ def report_of(
 
 
 def tell(report: dict[str, Any]) -> None:
-    """Prints the figures, a line for each program."""
+    """Prints for each program a line with its times, its tokens a second, and its ratio."""
     for name, row in report["programs"].items():
         used = f", {row['utilisation']:.1%} of the peak" if "utilisation" in row else ""
         times = f"  {report['ratios'][name]['median']:.2f}x" if name in report["ratios"] else ""
@@ -73,7 +75,7 @@ def tell(report: dict[str, Any]) -> None:
 
 
 def published_peak() -> float | None:
-    """Returns the published peak of the device in bfloat16 operations a second, or ``None``."""
+    """Returns the device's published peak, in bfloat16 operations a second; ``None`` if unknown."""
     kind = jax.devices()[0].device_kind.lower()
     return next((chip.flops for name, chip in CHIPS.items() if name in kind), None)
 
@@ -117,7 +119,7 @@ class Peer:
         self.about = self._ask(job)
 
     def __call__(self) -> float:
-        """Returns the seconds of one unit of the job."""
+        """Makes one call of the job; returns its seconds per update, segment or token."""
         return float(self._ask({})["seconds"]) / self._units
 
     def close(self) -> None:
@@ -171,7 +173,11 @@ def in_dtypes(
     program: Callable[[ExperimentConfig], T],
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, T]:
-    """Returns our program for the flags' experiment, and one for each dtype of ``--dtypes``."""
+    """Returns by name txl_jax's program in the experiment's dtype, and in those of ``--dtypes``.
+
+    ``program`` makes it from an experiment, which has the settings ``defaults`` unless ``--set``
+    changes them.
+    """
     settings = {**defaults, **changes(flags)}
     found = {"txl_jax": program(experiment(flags.size, settings))}
     for dtype in filter(None, flags.dtypes.split(",")):
@@ -181,7 +187,7 @@ def in_dtypes(
 
 
 def changes(flags: Any) -> dict[str, Any]:
-    """Returns the settings of ``--set`` by dotted key."""
+    """Returns the settings of ``--set``, such as ``{"train.batch_size": 16}``."""
     pairs = (text.partition("=") for text in flags.set)
     return {key: _value(value) for key, _, value in pairs}
 
@@ -206,7 +212,7 @@ def cpu_name(info: pathlib.Path = pathlib.Path("/proc/cpuinfo")) -> str:
 
 
 def _waited() -> float | None:
-    """Returns the percentage of the last minute in which a task waited for a core, if known."""
+    """Returns the percentage of the last minute in which a task waited for a core, or ``None``."""
     file = pathlib.Path("/proc/pressure/cpu")
     if not file.is_file():
         return None

@@ -6,9 +6,10 @@
 A shape is the vocabulary of a recipe of ``configs/``: sizes, cutoffs, widths. The timed program
 embeds and scores a segment of random words (Zipf), and computes the gradient of every parameter.
 Each matrix product is also timed as a separate program: the projection and the logits of each
-cluster, for the tokens that need this cluster, and the two gradients of each. The gradient program
-computes the logits twice to avoid storing them; a second ratio therefore counts their products
-twice. The output also has the temporary memory of the compiled gradient program.
+cluster, for the tokens that need this cluster, and the two gradients of each. The output has the
+ratio of the gradient's time to the time of all products. The gradient program computes the logits
+twice to avoid storing them, so a second ratio counts the products of the logits twice. The output
+also has the temporary memory of the compiled gradient program.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from txl_jax.model.adaptive import Vocabulary, clusters
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measures every shape, prints and writes the figures."""
+    """Measures every shape, prints the results and writes them to ``--out``, if given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shapes", default="wt103_base,wt103_large,lm1b_large")
     parser.add_argument("--tokens", type=int, default=600)
@@ -52,7 +53,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure(c: TransformerXLConfig, n: int, rounds: int) -> dict[str, Any]:
-    """Returns seconds of the gradient, seconds of the products, and bytes of temporary arrays."""
+    """Returns the times of the gradient of ``n`` random tokens and of its matrix products.
+
+    Also returns the two ratios of these times, and the bytes of the gradient's temporary arrays.
+    """
     text = random_tokens(n + 1, c.vocab_size)
     tokens, targets = jnp.asarray(text[None, :-1]), jnp.asarray(text[None, 1:])
     words = Vocabulary(c)

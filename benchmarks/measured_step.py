@@ -29,14 +29,14 @@ from benchmarks.train_speed import Training
 from txl_jax.model.flops import update_flops
 
 Row = tuple[str, float, float]
-"""A row of a table: name, microseconds per update and launches per update."""
+"""A row of a table: name, microseconds and launches; either of all work, or per unit of work."""
 Launch = tuple[str, str, float]
 """One launch: operation of the program, kernel and microseconds."""
 _PRODUCT = re.compile("gemm|nvjet|cutlass")
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measures, prints and writes the figures."""
+    """Measures, prints the results and writes them to the file ``--out``, if given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("--size", default="12l_512", help="of benchmarks/sizes.py, or a recipe of configs/")
@@ -101,12 +101,12 @@ def kernels_of(work: Any, units: float) -> list[Row]:
 
 
 def each(units: float, rows: list[Row]) -> list[Row]:
-    """Returns the rows with microseconds and launches divided by the number of units."""
+    """Returns the rows for one unit of work: times and launches are divided by ``units``."""
     return [(name, us / units, n / units) for name, us, n in rows]
 
 
 def show(title: str, rows: list[Row], largest: int | None = None) -> None:
-    """Prints the sum of the rows, and then the rows."""
+    """Prints the total time of all rows, and then the first ``largest`` rows (``None``: all)."""
     print(f"{title}: {sum(us for _, us, _ in rows) / 1e3:.2f} ms")
     for name, us, n in rows[:largest]:
         print(f"{us:10.1f} us  {n:7.1f} x  {name[:110]}", flush=True)
@@ -124,9 +124,9 @@ def summed(found: Iterable[tuple[str, float]]) -> list[Row]:
 def parts(found: Iterable[Launch], text: str) -> Iterator[tuple[str, float]]:
     """Yields the part of the model and the microseconds of each launch.
 
-    ``text`` is the compiled HLO. A launch is looked up in it by operation, or else by the name of
-    its kernel, because the profiler can give a CUDA graph as the operation of a kernel in it. A
-    library kernel in a graph can be recognised as a matrix product only by its name.
+    ``text`` is the compiled HLO. A launch is looked up there by its operation. For a kernel in a
+    CUDA graph, the profiler can give the graph as operation; then the name of the kernel is looked
+    up. If the name is not there either, it shows only whether the kernel is a matrix product.
     """
     of = {}
     for k in program_kernels.kernels(text):
@@ -138,7 +138,7 @@ def parts(found: Iterable[Launch], text: str) -> Iterator[tuple[str, float]]:
 
 
 def _plain(name: str) -> str:
-    """Returns an operation's name as kernel names have it, with ``_`` for each dot."""
+    """Returns an operation's name with ``_`` for each dot, as in the names of kernels."""
     return name.replace(".", "_")
 
 

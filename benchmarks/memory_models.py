@@ -1,5 +1,7 @@
 """The memories that benchmarks/memory_tasks.py compares, each as the torso of a memorax network.
 
+The torso is the part of the network between the encoder of inputs and the output heads.
+
     gru         a GRU cell in memorax's RNN
     attention   memorax's attention with ALiBi, segment recurrence and gates, as in its README
     txl         txl_jax.agents.SequenceModel without gates
@@ -45,7 +47,10 @@ def gru(width: int) -> nn.Module:
 
 
 def attention(width: int, window: int, mem_len: int, expansion: int, layers=LAYERS) -> nn.Module:
-    """Returns memorax's attention; each layer has parameters of its own."""
+    """Returns ``layers`` layers of memorax's attention, each followed by a feed-forward layer.
+
+    Attention keeps ``window`` steps, and its segment recurrence ``mem_len`` steps.
+    """
     blocks: list[Any] = []
     for _ in range(layers):
         own = SelfAttention(
@@ -65,7 +70,7 @@ def attention(width: int, window: int, mem_len: int, expansion: int, layers=LAYE
 
 
 def txl(width: int, mem_len: int, inner: int, gated: bool, layers=LAYERS) -> nn.Module:
-    """Returns our model: GTrXL, or the same without gates."""
+    """Returns txl_jax's model: GTrXL if ``gated``, else the same model without gates."""
     cfg = txl_jax.TransformerXLConfig(
         n_layer=layers, d_model=width, n_head=HEADS, d_head=width // HEADS, d_inner=inner,
         pre_lnorm=True, final_norm=not gated, untie_r=True, activation="gelu",
@@ -76,7 +81,7 @@ def txl(width: int, mem_len: int, inner: int, gated: bool, layers=LAYERS) -> nn.
 
 
 def torso(name: str, window: int, mem_len: int) -> nn.Module:
-    """Returns a memory by its name, for inputs of WIDTH numbers."""
+    """Returns the memory module called ``name``, for inputs of WIDTH numbers."""
     if name == "gru":
         return gru(GRU_WIDTH)
     if name == "attention":

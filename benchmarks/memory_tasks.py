@@ -1,14 +1,14 @@
-"""Trains four memory modules of equal size with memorax's PPO on memory tasks; times them too.
+"""Trains agents with four memory modules of equal size on memory tasks, by memorax's PPO.
 
     python -m venv ENV; ENV/bin/pip install memorax==1.0.1 gymnax==1.0.1 xminigrid==0.9.3 .
     ENV/bin/python -m benchmarks.memory_tasks --out=DIR [--budget=SECONDS]
     ENV/bin/python -m benchmarks.memory_tasks --out=DIR --table       # table.md and curves.png
     ENV/bin/python -m benchmarks.memory_tasks --out=DIR --speed
 
-The memory modules are those of memory_models.py. The tasks come from gymnax (bsuite, a bandit, and
-CartPole without velocities) and from xminigrid (memory in a T-maze). An episode of CartPole lasts
-as long as the agent succeeds. No task suite that runs here has endless tasks like those of Memory
-Gym.
+With ``--speed`` it only times how fast wider modules act and learn. The memory modules
+are those of memory_models.py. The tasks come from gymnax (bsuite, a bandit, and CartPole without
+velocities) and from xminigrid (memory in a T-maze). An episode of CartPole lasts as long as the
+agent succeeds. No task suite that runs here has endless tasks like those of Memory Gym.
 
 A row is one training run, with a task, a memory module, a learning rate and a seed. Each point of
 its curve is the mean return of the episodes that ended since the previous point. The score of a row
@@ -147,7 +147,11 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(self, observation, action, reward, done, **_):
-        """Returns [B,T,D]. The first step of an episode has no last action and no last reward."""
+        """Returns the encoded steps [B,T,D]; an array has B environments, and D is ``width``.
+
+        At the first step of an episode, where ``done`` is true, the last action is encoded as
+        "none" and the last reward as 0.
+        """
         begins = done.astype(bool)
         action = jax.nn.one_hot(jnp.where(begins, self.actions, action), self.actions + 1)
         reward = jnp.where(begins[..., None], 0.0, reward)
@@ -192,14 +196,18 @@ class Agent:
         self._compiled: Any = None
 
     def _compile(self, key, state):
-        """Compiles training up to the next point of a curve; returns the program and its steps."""
+        """Returns the program that trains up to a curve's next point, and its environment steps."""
         unit = self.sizes.environments * self.sizes.rollout
         count = max(self.sizes.steps // self.sizes.points // unit, 1) * unit
         self._compiled = self.ppo.train.lower(self.ppo, key, state, count).compile(), count
         return self._compiled
 
     def run(self, rate: float, seed: int) -> dict[str, Any]:
-        """Trains; returns the curve, the number of parameters, and the time without compilation."""
+        """Trains with a learning rate and a seed; returns the curve, the parameters and the times.
+
+        ``parameters`` is the number of the memory module's parameters. ``seconds`` is wall-clock
+        time and ``cpu`` processor time, both without compilation.
+        """
         s, curve = self.sizes, []
         key, state = self.ppo.init(jax.random.key(seed))
         state = state.replace(
@@ -218,14 +226,17 @@ class Agent:
 
 
 def _with_rate(optimizer_state, rate: float):
-    """Returns the state of the optimizer with another learning rate."""
+    """Returns the optimizer's state with the learning rate ``rate``."""
     clip, adam = optimizer_state
     changed = {**adam.hyperparams, "learning_rate": jnp.float32(rate)}
     return clip, adam._replace(hyperparams=changed)
 
 
 class Rows:
-    """The rows in a folder, one file for each, and the rates and seeds of the command."""
+    """Reads and writes the rows of a folder, which has one file for each row.
+
+    ``rates`` and ``seeds`` are the learning rates and seeds that the command tries.
+    """
 
     def __init__(self, folder: str, sizes: Sizes, rates=RATES, seeds=SEEDS):
         self.folder, self.sizes = pathlib.Path(folder), sizes
@@ -256,7 +267,10 @@ class Rows:
         temporary.replace(self.path(*row))
 
     def best_rate(self, task: str, model: str) -> float | None:
-        """Returns the rate with the best score for the first seed; None if a rate has not run."""
+        """Returns the learning rate that has the best score with the first seed.
+
+        Returns ``None`` if a learning rate has not run with this seed yet.
+        """
         grid = [self.read(task, model, rate, self.seeds[0]) for rate in self.rates]
         if not all(grid):
             return None
@@ -270,14 +284,20 @@ class Rows:
 
 
 def score(row: Any, share: float = 0.2) -> float:
-    """Returns the mean over the last ``share`` of a curve's points; -inf if no episode ended."""
+    """Returns the mean return over the last ``share`` of a curve's points.
+
+    Returns -inf if no episode ended at these points.
+    """
     count = max(int(len(row["curve"]) * share), 1)
     last = [y for _, y in row["curve"][-count:] if y is not None]
     return statistics.fmean(last) if last else -np.inf
 
 
 def missing(rows: Rows, tasks: list[str], models: list[str]) -> Iterator[tuple[Any, ...]]:
-    """Yields the rows still to run: for each task first all rates, then the other seeds."""
+    """Yields the rows still to run, each as (task, memory, learning rate, seed).
+
+    Of each task come first all rates with the first seed, then the best rate with the other seeds.
+    """
     first, *others = rows.seeds
     for task in tasks:
         for model, rate in itertools.product(models, rows.rates):
@@ -303,7 +323,10 @@ def train_rows(rows: Rows, tasks: list[str], models: list[str], budget: float) -
 
 
 def table(rows: Rows) -> str:
-    """Returns a table; a task and memory get a line once all learning rates have run."""
+    """Returns a table in Markdown, with a line for each task and memory.
+
+    A pair of task and memory is left out until all its learning rates have run.
+    """
     lines = ["| task | memory | rate | score: mean (each seed) | whole curve | steps"]
     lines[0] += " | CPU seconds | parameters |"
     lines.append("|---" * 8 + "|")
@@ -323,7 +346,10 @@ def table(rows: Rows) -> str:
 
 
 def draw(rows: Rows) -> None:
-    """Draws the curves of all tasks: the mean of each memory, and each seed as a thin line."""
+    """Draws the curves of all tasks to curves.png.
+
+    The thin lines are single seeds; the thick line of a memory is the mean over its seeds.
+    """
     from matplotlib.figure import Figure
 
     tasks = [task for task in TASKS if any(rows.of_best_rate(task, model) for model in MODELS)]
@@ -346,9 +372,10 @@ def draw(rows: Rows) -> None:
 
 
 def speed(rounds: int, rows: int = 64, mem_len: int = 128, width: int = 256, steps: int = 64):
-    """Times acting and learning of the memories with two layers in turn; returns the report.
+    """Times acting and learning of four memory modules in turn; returns the report.
 
-    The large attention has 0.95 times the parameters of GTrXL, the other attention 0.74 times.
+    Each module has two layers. The large attention has 0.95 times as many parameters as GTrXL, and
+    the other attention has 0.74 times as many.
     """
     memories = {
         "attention": memory_models.attention(width, steps, mem_len, expansion=4),

@@ -39,7 +39,7 @@ class UnsupportedError(ValueError):
 
 
 def build(folder: str, experiment: Section, vocab_size: int, code: str = "authors") -> Any:
-    """Returns the authors' ``MemTransformerLM`` in the experiment's shape, with random weights.
+    """Returns the authors' ``MemTransformerLM`` with the experiment's sizes and random weights.
 
     Args:
       folder: the authors' ``pytorch/`` folder.
@@ -177,11 +177,12 @@ def updates(
 
 
 def score(model: Any, tokens: np.ndarray, protocol: Section, model_settings: Section) -> dict:
-    """Scores a text under a protocol; returns bits per token, ``bpc``, and the number ``targets``.
+    """Returns the score of a text: ``bpc`` in bits per token, and the number of ``targets``.
 
     Args:
       model: left in evaluation mode, with the protocol's lengths.
-      tokens: integer text, 1-D; every target is scored unless ``max_segments`` stops before.
+      tokens: integer text, 1-D. Every target is scored, unless ``max_segments`` ends the scoring
+        earlier.
       protocol: ``batch_size, seg_len, mem_len, clamp_len, same_length, max_segments``.
       model_settings: the model's own ``clamp_len`` and ``same_length``, used where the
         protocol's are ``None``. Without memory, no attention window is used.

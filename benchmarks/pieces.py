@@ -53,7 +53,7 @@ def split(workdir: str, folder: str, mib: float) -> list[pathlib.Path]:
 
 
 def _parts(tensors: dict[str, np.ndarray], most: int):
-    """Yields parts of tensors in bfloat16, at most ``most`` bytes each, and their NAME#NUMBER."""
+    """Yields the tensors in bfloat16, cut into parts of about ``most`` bytes called NAME#NUMBER."""
     for name, tensor in tensors.items():
         rows = tensor.reshape(len(tensor), -1).astype(jnp.bfloat16)
         n = -(-rows.nbytes // most)

@@ -1,7 +1,7 @@
 """GTrXL in plain Flax with a memory of hidden states; benchmarks/acting.py compares it with ours.
 
-At every step this model projects all M states of its memory again, as the program
-transformerXL_PPO_JAX does. The parameters have the same names as in that program, so
+At every step this model projects all M states of its memory to keys and values again, as the
+program transformerXL_PPO_JAX does. The parameters have the same names as in that program, so
 ``params_from_ppo_jax`` can convert them for txl_jax. The benchmark checks that this model and
 txl_jax give the same outputs.
 """
@@ -25,7 +25,7 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, queries, states, mask):
-        """Returns [B,T,D]; ``mask`` is bool [B,T,K]."""
+        """Returns [B,T,D]; a query sees the keys for which ``mask``, bool [B,T,K], is True."""
         (_, t, d), k = queries.shape, states.shape[1]
         shape = (self.heads, d // self.heads)
         dense = lambda name, **kwargs: nn.DenseGeneral(shape, name=name, **kwargs)
@@ -34,7 +34,7 @@ class Attention(nn.Module):
         r = dense("pos_embed_mat", use_bias=False)(sinusoids(k, d).astype(queries.dtype))
         u, v = (self.param(f"r_{x}_bias", nn.initializers.zeros, shape) for x in "wr")
         by_distance = jnp.einsum("btnh,knh->bntk", q + v, r)
-        if t > 1:  # row i moves left by T-1-i
+        if t > 1:  # moves the scores of query i left by T-1-i keys
             padded = jnp.pad(by_distance, [(0, 0), (0, 0), (0, 0), (1, 0)])
             b, n = padded.shape[:2]
             by_distance = padded.reshape(b, n, k + 1, t)[:, :, 1:].reshape(b, n, t, k)

@@ -1,4 +1,4 @@
-"""Transformer-XL as people write it in plain Flax; train_speed.py compares it with ours.
+"""Transformer-XL as people write it in plain Flax; train_speed.py times it beside ours.
 
 The code follows the paper's equations. It uses ``nn.DenseGeneral`` for the projections of
 attention, one einsum for each other matrix product of attention, ``nn.Dropout``, logits of the
@@ -17,7 +17,7 @@ from txl_jax.config import ExperimentConfig, TransformerXLConfig
 
 
 def sinusoids(distances: jax.Array, width: int) -> jax.Array:
-    """Returns the sinusoids of distances, [K,D]: first all sines, then all cosines."""
+    """Returns [K,D]: for each of K distances, ``width / 2`` sines and then as many cosines."""
     angles = distances[:, None] / 10000.0 ** (jnp.arange(0, width, 2) / width)
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
@@ -29,7 +29,11 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, h, memory, r, u, v):
-        """Returns [B,T,D]; ``r`` are sinusoids [K,D], ``u`` and ``v`` biases [N,H]."""
+        """Returns the outputs of attention, [B,T,D].
+
+        ``r`` [K,D] has the sinusoids of the distances K - 1 .. 0, where K = M + T. ``u`` and ``v``
+        [N,H] are the biases of the paper, for N heads of width H.
+        """
         c, (b, t, d), m = self.cfg, h.shape, memory.shape[1]
         heads = lambda name: nn.DenseGeneral((c.n_head, c.d_head), use_bias=False, name=name)
         states = jnp.concatenate([memory, h], axis=1)
@@ -45,13 +49,19 @@ class Attention(nn.Module):
 
 
 class PlainTransformerXL(nn.Module):
-    """The post-LN model; the softmax shares the embedding, and attention has no dropout."""
+    """The model with LayerNorm after each residual sum.
+
+    The softmax has the embedding as its weights. Attention weights have no dropout.
+    """
 
     cfg: TransformerXLConfig
 
     @nn.compact
     def __call__(self, inputs, targets, mems, train: bool = False):
-        """Returns losses [B,T] in nats, and new memory [L,B,M,D]; queries attend to all M slots."""
+        """Returns the losses [B,T] in nats, and the new memory [L,B,M,D].
+
+        Every query attends to all M slots of memory, also to those that no token has filled yet.
+        """
         c, (_, t), m = self.cfg, inputs.shape, mems.shape[2]
         assert c.vocab_size is not None
         drop = nn.Dropout(c.dropout, deterministic=not train)

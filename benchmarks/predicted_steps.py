@@ -49,7 +49,11 @@ from txl_jax.planning.vocabulary import with_vocab_size
 from txl_jax.training.plan import training_mesh
 
 PRODUCTS, TRAFFIC, ISSUE = 0.75, 0.5, 0.8
-"""The shares of a chip's published rates that kernels reach."""
+"""The shares of a chip's published speed that kernels reach.
+
+PRODUCTS is the share for the operations of matrix products, TRAFFIC that for bytes to and from the
+device memory, and ISSUE that for instructions.
+"""
 PRODUCTS_OF = dict(zip(attention_cycles.KERNELS, (1, 2, 4, 2, 1), strict=True))
 """How many matrix products of the size queries x keys each attention kernel computes."""
 
@@ -89,7 +93,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def compiled_update(exp: ExperimentConfig, topology: str) -> tuple[ExperimentConfig, Flops, str]:
-    """Returns the experiment as it runs on the devices, and its update's FLOPs and compiled HLO."""
+    """Returns the experiment with its ``auto`` settings resolved, and its compiled update.
+
+    The update is given by its operations and by its compiled HLO as text.
+    """
     devices = topology_devices(topology)
     model = resolved(exp.model, training_mesh(exp, devices))
     exp = dataclasses.replace(exp, model=model)
@@ -110,7 +117,10 @@ class Attention(NamedTuple):
 def attention_launches(
     kernels: Iterable[Kernel], exp: ExperimentConfig, kind: str
 ) -> dict[str, Attention]:
-    """Returns one launch of each attention kernel, by its name in the compiled HLO."""
+    """Returns the cost of one launch of each attention kernel, by its name in the compiled HLO.
+
+    ``kind`` is a key of GPUS, such as ``h100``.
+    """
     fused = {k.name: (found, k) for k in kernels if (found := attention_kernel(k))}
     if not fused:
         return {}
@@ -147,8 +157,9 @@ def attention_kernel(k: Kernel) -> str:
 def tiles(kernel: str, dtype: Any, f: triton.Form) -> tuple[float, float]:
     """Returns how many blocks of 64 x 64 scores have no mask edge, and how many have one.
 
-    The numbers are for one row and head. The attention mask hides a part of a block with an edge.
-    The memory is full. The loops are those of triton_tiles.py, where three kernels apply no mask.
+    The numbers are for one row and head, with full memory, and for the loops of triton_tiles.py.
+    The attention mask hides a part of a block with an edge. Three kernels apply no mask; all their
+    blocks count as blocks without an edge.
     """
     sizes = triton.tiling(kernel, dtype, f).sizes
     if "SQ" not in sizes:
@@ -208,7 +219,10 @@ def _steps(kernel: str, dtype: Any, f: triton.Form) -> int:
 
 
 def took(k: Kernel, fused: Mapping[str, Attention], kind: str) -> float:
-    """Returns the *predicted* seconds of one launch of a kernel."""
+    """Returns the *predicted* seconds of one launch of a kernel on a GPU such as ``h100``.
+
+    ``fused`` is the result of :func:`attention_launches`.
+    """
     chip, gpu = CHIPS[kind], GPUS[kind]
     if k.kind in KINDS:
         return k.sent / chip.link
@@ -219,7 +233,10 @@ def took(k: Kernel, fused: Mapping[str, Attention], kind: str) -> float:
 
 
 def groups(kernels: Iterable[Kernel], fused: Mapping[str, Attention], kind: str) -> list[Row]:
-    """Returns the groups of kernels, the group that takes longest first."""
+    """Returns sums over groups of kernels, the group that takes longest first.
+
+    A group is one attention kernel, or all other kernels of one kind in one part of the model.
+    """
     found: dict[str, Row] = {}
     for k in kernels:
         own = fused.get(k.name, Attention("", 0.0, k.flops))
@@ -257,7 +274,11 @@ def scheduled(schedule: Iterable[Kernel], fused: Mapping[str, Attention], kind: 
 def report(
     schedule: list[Kernel], fused: Mapping[str, Attention], flops: Flops, kind: str, measured: Any
 ) -> Iterator[str]:
-    """Yields the lines of a table: a row for each group of kernels, then rows for the update."""
+    """Yields the lines of a table: a row for each group of kernels, then rows for the update.
+
+    The rows for the update differ in how much of the exchange between devices runs at the same time
+    as kernels: all of it, as much as the compiled program allows, and nothing.
+    """
     kernels = [k for k in schedule if k.kind != program_kernels.WAIT]
     rows, peak = groups(kernels, fused, kind), CHIPS[kind].flops
     yield "| kernels | launches | TFLOP | Gcycles | GB | ms (*predicted*) |"

@@ -1,12 +1,13 @@
-"""Times a model's matrix products alone; their sum is a lower bound for the whole computation.
+"""Times a model's matrix products alone; the sum is about the least time that the model needs.
 
     python -m benchmarks.products --size=12l_512 [--of=segment] [--rounds=7] [--out=FILE.json]
 
 Each matrix product of a layer and of the softmax runs as a separate program on random numbers, with
 the shapes that it has in the model. Its median time is multiplied by the number of times that the
-model computes it. The whole computation is timed in the same rounds. It is a training update, with
-forward products and both gradients, or with ``--of=segment`` a segment of evaluation, with the
-projected memory in a ring buffer.
+model computes it. The model's whole computation is timed in the same rounds. By default, this is a
+training update, with the products of the forward pass and those of the gradients. With
+``--of=segment``, it is the evaluation of a segment, with keys and values of the memory in a ring
+buffer.
 """
 
 import argparse
@@ -47,7 +48,10 @@ class Product:
 
 
 def segment_products(exp: ExperimentConfig) -> Iterator[Product]:
-    """Yields the products of an evaluated segment: relative attention, softmax without clusters."""
+    """Yields the matrix products with which a model scores a segment in evaluation.
+
+    The model has relative attention, and one softmax over the vocabulary (no clusters).
+    """
     c, p = exp.model, exp.evaluate
     rows, heads, layers = p.batch_size * p.seg_len, p.batch_size * c.n_head, c.n_layer
     width, (slots, _) = c.n_head * c.d_head, ring.slots_of(p.mem_len, p.seg_len)
@@ -64,7 +68,10 @@ def segment_products(exp: ExperimentConfig) -> Iterator[Product]:
 
 
 def update_products(exp: ExperimentConfig) -> Iterator[Product]:
-    """Yields the products of a training update: relative attention, softmax without clusters."""
+    """Yields the matrix products of a training update, with those of the gradients.
+
+    The model has relative attention, and one softmax over the vocabulary (no clusters).
+    """
     c, t = exp.model, exp.train
     rows, keys = t.batch_size * t.seg_len, t.batch_size * (t.seg_len + t.mem_len)
     width, heads = c.n_head * c.d_head, t.batch_size * c.n_head
@@ -116,7 +123,7 @@ def _numbers(p: Product) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measures, prints and writes the figures."""
+    """Measures, prints the results and writes them to the file ``--out``, if given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_flags(parser)
     parser.add_argument("--of", choices=("update", "segment"), default="update", help="the whole")

@@ -29,7 +29,7 @@ _NO_KERNEL = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound")
 
 
 WAIT = "wait"
-"""The kind of a :class:`Kernel` that runs nothing: a wait for the collective ``name``."""
+"""The kind of a :class:`Kernel` that is only a wait for the end of the collective ``name``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,13 +104,19 @@ def kernels(text: str) -> list[Kernel]:
 
 
 def schedule(text: str) -> list[Kernel]:
-    """Returns the kernels of a program, with a :data:`WAIT` where it waits for a collective."""
+    """Returns the kernels of a program in their order, and among them its waits.
+
+    An entry of kind :data:`WAIT` stands where the program waits for a collective to end.
+    """
     computations, entry = _computations(text)
     return list(_run(computations, entry, 1))
 
 
 def iterations(text: str) -> list[list[Kernel]]:
-    """Returns the kernels of one iteration for each loop, except loops inside of other loops."""
+    """Returns for each loop of a program the kernels of one iteration.
+
+    A loop inside of another loop has no entry; its kernels are in that of the outer loop.
+    """
     computations, entry = _computations(text)
     loops = (x for x in computations[entry].values() if x.opcode == "while")
     bodies = (re.findall(r"body=%?([\w.\-]+)", x.rest)[0] for x in loops)
@@ -138,7 +144,7 @@ def _run(computations: dict[str, _Computation], name: str, times: int) -> Iterat
 
 
 def _is_free(computations: dict[str, _Computation], x: _Instruction) -> bool:
-    """Tells whether an instruction runs no kernel: it only names memory, or waits for another."""
+    """Tells whether an instruction runs no kernel, because it only names memory or waits."""
     inner = computations.get(x.called(), {}).values() if x.opcode == "fusion" else ()
     return (
         x.opcode in _FREE
@@ -233,7 +239,7 @@ def _read_of(
 def _writes(
     computations: dict[str, _Computation], inner: _Computation, on_chip: Sequence[bool]
 ) -> int:
-    """Returns the bytes that a fused computation writes; in place, only the updated part."""
+    """Returns the bytes that a fused computation writes: of an in-place update, the new part."""
     (root,) = (y for y in inner.values() if y.root)
     if root.opcode != "tuple" and len(root.shapes) > 1:  # such as a sort of keys and values
         return sum(size for size, on in zip(root.sizes, on_chip, strict=True) if not on)
@@ -263,7 +269,7 @@ def _all_flops(computations: dict[str, _Computation], inner: _Computation) -> in
 
 
 def _flops(x: _Instruction, here: _Computation) -> int:
-    """Returns the operations of a matrix product, 2 m n k; 0 for any other instruction."""
+    """Returns 2 m k n for a matrix product [m,k] x [k,n]; 0 for any other instruction."""
     if x.opcode == "convolution":
         return _convolution(x, here)
     if x.opcode == "dot":
@@ -280,7 +286,10 @@ def _flops(x: _Instruction, here: _Computation) -> int:
 
 
 def _convolution(x: _Instruction, here: _Computation) -> int:
-    """Returns the operations of a convolution (a TPU's matrix product), without padding."""
+    """Returns the operations of a convolution, without those on padding.
+
+    In programs for TPUs, matrix products are convolutions.
+    """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", x.rest)
     if not labels or any(name not in here for name in x.operands[:2]):
         return 0
@@ -305,7 +314,7 @@ def _convolution(x: _Instruction, here: _Computation) -> int:
 
 
 def _source(rest: str) -> str:
-    """Returns the part of the model of an instruction, such as ``attention, gradient``."""
+    """Returns the part of the model that an instruction computes, as ``attention, gradient``."""
     found = re.search(r'op_name="([^"]*)"', rest)
     name = found[1] if found else ""
     parts = [part for part in re.split(r"[/()]", name) if part]

@@ -119,7 +119,7 @@ def compare(flags: argparse.Namespace, started: float) -> dict[str, Any]:
 
 
 def _scores(model: Any, tokens: dict[str, Any], experiment: dict[str, Any], names: list[str]):
-    """Returns protocol and bits per token for each score in ``names``."""
+    """Returns bits per token, seconds and the protocol for each score in ``names``."""
     from benchmarks import original
 
     evaluate, validate = experiment["evaluate"], experiment["validate"]
@@ -141,7 +141,10 @@ def _scores(model: Any, tokens: dict[str, Any], experiment: dict[str, Any], name
 def _timed(
     updates: Iterator[tuple[float, int]], began: float, seconds: float | None, limit: float
 ) -> list[tuple[float, float, int]]:
-    """Returns for each update the seconds since ``began``, the loss in nats and the tokens."""
+    """Makes updates; returns for each its end in seconds, its loss in nats and its tokens.
+
+    Seconds count from ``began``. Stops after ``seconds``, or after ``limit`` updates.
+    """
     history: list[tuple[float, float, int]] = []
     for loss, size in updates:
         history.append((time.perf_counter() - began, loss, size))
@@ -169,7 +172,7 @@ def _schedule(experiment: dict[str, Any], squeezed: int | str | None) -> tuple[i
 
 
 def _windows(history: list[tuple[float, float, int]]) -> Iterator[tuple[int, float, float, int]]:
-    """Yields the last update, seconds at its end, mean loss and tokens/s of each window."""
+    """Yields for each window its last update, the seconds at its end, mean loss and tokens/s."""
     before = 0.0
     for start in range(0, len(history), WINDOW):
         part = history[start : start + WINDOW]
@@ -181,7 +184,7 @@ def _windows(history: list[tuple[float, float, int]]) -> Iterator[tuple[int, flo
 
 
 def _speed(history: list[tuple[float, float, int]]) -> dict[str, float]:
-    """Returns training tokens/s of the whole run, and their spread over windows of updates."""
+    """Returns the tokens/s of the complete run, and statistics of the tokens/s of its windows."""
     rates = sorted(rate for _, _, _, rate in _windows(history))
     quarter = len(rates) // 4
     return {
@@ -260,7 +263,7 @@ def _flags(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _ends(flags: argparse.Namespace) -> bool:
-    """Tells whether a number of updates is given at which training stops."""
+    """Tells whether the flags give a number of updates after which training stops."""
     return flags.steps is not None or flags.schedule_steps is not None
 
 

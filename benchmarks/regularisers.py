@@ -4,8 +4,8 @@
 
 FOLDER has ptb.train.txt, ptb.valid.txt, ptb.test.txt; of the training text, only the first lines
 are used. A token is a character, because a hundred thousand words are too few to learn from. Each
-entry of CHANGES is made alone to a plain model. For each seed, the validation loss of the changed
-model is compared with that of the plain model with the same seed. The model is much smaller than
+model differs from a plain model by one entry of CHANGES. Its validation loss for each seed is
+compared with that of the plain model with the same seed. The model is much smaller than
 that of the recipe for Penn Treebank, so the results show whether a regulariser has an effect, but
 not its gain at 24M parameters. The test split is used only for the vocabulary; it is not scored.
 """
@@ -89,7 +89,10 @@ def beginning(data: pathlib.Path, folder: pathlib.Path, tokens: int) -> pathlib.
 
 
 def trained(changes: dict[str, Any], corpus: Corpus, exp: ExperimentConfig, workdir: str) -> Any:
-    """Trains all seeds; returns their validation losses in nats for each kind of weights."""
+    """Trains all seeds; returns for each kind of weights their validation losses in nats.
+
+    The kinds are the last weights (``raw``) and two averages over training (``swa``, ``ema``).
+    """
     plan = build_plan(with_vocab(override(exp, changes), corpus), corpus, workdir)
     with locked_workdirs(plan):
         train(plan, PreemptionGuard())
@@ -103,7 +106,10 @@ def trained(changes: dict[str, Any], corpus: Corpus, exp: ExperimentConfig, work
 
 
 def against(new: list[float], old: list[float]) -> dict[str, Any]:
-    """Returns the change in bits per character for each seed, its mean and standard deviation."""
+    """Returns the change from old to new losses per seed, its mean and its standard deviation.
+
+    The losses are in nats, and the change is in bits per character.
+    """
     change = [(a - b) / math.log(2) for a, b in zip(new, old, strict=True)]
     spread = statistics.stdev(change) if len(change) > 1 else None
     return {"bpc": change, "mean": statistics.mean(change), "spread": spread}
@@ -160,7 +166,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def line(name: str, row: dict[str, Any]) -> str:
-    """Returns a row as text."""
+    """Returns a row as a line of text: bits per character of each seed, then the changes."""
     bpc = " ".join(f"{loss / math.log(2):.4f}" for loss in row["losses"]["raw"])
     parts = [f"{name}: {bpc}"]
     for key in ("against_plain", "swa_against_raw", "ema_against_raw"):

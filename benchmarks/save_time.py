@@ -3,9 +3,9 @@
     python -m benchmarks.save_time [--steps=30] [--saves=5] [--out=FILE.json]
 
 The step is that of configs/enwik8_12l.py (41.1M parameters; with Adam a checkpoint has 0.5 GB), but
-with B = 4 and T = M = 128. The recipe's own batch would make a step slower, but not a save. The
-program times steps before a save, and steps after it that run while the files of the save are
-written. It repeats this for several saves.
+with 4 streams, and with segments and memory of 128 tokens. The recipe's own batch would make a step
+slower, but not a save. The program times steps before a save, and steps after it that run while the
+files of the save are written. It repeats this for several saves.
 
     cost = (seconds that save() blocked + delay of steps while it wrote) / (seconds of 1000 steps)
 
@@ -34,7 +34,7 @@ B, T = 4, 128
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measures, prints and writes the figures."""
+    """Measures, prints the results and writes them to the file ``--out``, if given."""
     flags = _flags(argv)
     exp = load_config(
         "configs/enwik8_12l.py",

@@ -1,4 +1,7 @@
-"""Scores the model of a workdir under changed protocols; records machine, versions and text."""
+"""Scores a trained model under changed protocols; records machine, versions and text.
+
+The programs cold_start.py and dynamic_evaluation.py share this code.
+"""
 
 import argparse
 import dataclasses
@@ -30,7 +33,7 @@ class Scorer:
 
     @classmethod
     def of(cls, flags: argparse.Namespace) -> "Scorer":
-        """Loads the model of ``--workdir``, and its corpus, from ``--data-path`` if given."""
+        """Loads the model of ``--workdir``, and its corpus (from ``--data-path``, if given)."""
         trained = load(flags.workdir)
         data = trained.config.data
         if flags.data_path:
@@ -43,7 +46,10 @@ class Scorer:
         return self.corpus.vocab.unit
 
     def row(self, name: str, protocol: ProtocolConfig) -> Row:
-        """Returns the loss under a protocol, in nats and in ``unit``, with targets and seconds."""
+        """Returns the mean loss per target under a protocol, in nats and in :attr:`unit`.
+
+        The row also has ``name``, the number of targets, the seconds, and the protocol in words.
+        """
         c = self.trained.config
         mesh = scoring_mesh(c.mesh, c.model, c.evaluate.batch_size)
         evaluator = split_evaluator(c.model, protocol, self.corpus, mesh)
@@ -77,7 +83,10 @@ class Scorer:
 
 
 def parser_of(doc: str) -> argparse.ArgumentParser:
-    """Returns a parser with the flags that all programs of this kind share."""
+    """Returns a parser with the flags that cold_start.py and dynamic_evaluation.py share.
+
+    The first line of ``doc`` is the description in the help.
+    """
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("--workdir", required=True, help="a finished txl_jax run")
     parser.add_argument("--data-path", help="its corpus, if it lies elsewhere than in training")
@@ -94,7 +103,7 @@ def command(program: str, argv: list[str]) -> str:
 
 
 def checked(protocol: ProtocolConfig, scorer: Scorer) -> ProtocolConfig:
-    """Returns the protocol after a check of its settings together with those of the run.
+    """Returns the protocol unchanged, if its settings fit those of the run.
 
     Raises:
       SystemExit: the settings contradict each other; the message names the broken rule.
@@ -107,7 +116,7 @@ def checked(protocol: ProtocolConfig, scorer: Scorer) -> ProtocolConfig:
 
 
 def numbers(text: str) -> list[float]:
-    """Returns the numbers in a flag's value, which commas separate."""
+    """Returns the numbers of a flag's value, in which they are separated by commas."""
     return [float(part) for part in text.split(",")]
 
 

@@ -70,7 +70,9 @@ SMALL = {
 
 
 def experiment(name: str, changes: Mapping[str, Any] | None = None) -> ExperimentConfig:
-    """Returns the experiment of a name, from :data:`SMALL` or ``configs/``, with a vocabulary size.
+    """Returns the experiment called ``name``, from :data:`SMALL` or ``configs/``.
+
+    Its vocabulary size is set, also where a recipe leaves it to the text.
 
     A ``model.dtype`` of ``auto`` is replaced by the dtype that it means on this machine, so that
     programs that are timed beside ours use the same dtype.

@@ -37,7 +37,7 @@ RECIPES = {
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measures all commands in turn, prints and writes the figures."""
+    """Times all commands in turn, prints the results and writes them to ``--out``, if given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--text", default=str(ROOT / "RESULTS.md"), help="read by the 24 layers")
@@ -60,7 +60,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def one_round(commands: dict[str, list[str]], folder: pathlib.Path) -> dict[str, float]:
-    """Returns the seconds of every command, each without and then with cached programs."""
+    """Returns the seconds of every command by name, without and then with cached programs.
+
+    A command that trains has two times: until its first step begins, and until it prints losses.
+    """
     start = time.perf_counter()
     subprocess.run([*COMMAND, "--help"], stdout=subprocess.DEVNULL, cwd=ROOT, check=False)
     seconds = {"--help": time.perf_counter() - start}
@@ -74,7 +77,7 @@ def one_round(commands: dict[str, list[str]], folder: pathlib.Path) -> dict[str,
 
 
 def first_step(command: list[str], folder: pathlib.Path) -> tuple[float, float]:
-    """Starts a new run; returns seconds until its first step begins, and until losses appear."""
+    """Starts a run; returns the seconds until its first step begins, and until it prints losses."""
     environment: dict[str, Any] = {**os.environ, "TXL_DATA_DIR": str(folder / "data")}
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     shutil.rmtree(folder / "run", ignore_errors=True)

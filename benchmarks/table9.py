@@ -1,8 +1,9 @@
-"""Measures table 9 of the paper for a model of any size (see txl_jax/analysis/speed.py).
+"""Measures the speed of evaluation with memory and with windows, as in the paper's table 9.
 
     python -m benchmarks.table9 --size=12l_512 [--lengths=800,1800,2800,3800] [--out=FILE.json]
 
-For a trained model, ``--mode=speed`` measures the same.
+txl_jax/analysis/speed.py describes the programs that are timed. For a trained model, use
+``--mode=speed``, which measures the same.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from txl_jax.config import SpeedConfig
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measures, prints and writes the figures."""
+    """Measures, prints the results and writes them to the file ``--out``, if given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_flags(parser)
     parser.add_argument("--lengths", default="800,1800,2800,3800")

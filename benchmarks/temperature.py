@@ -66,7 +66,7 @@ def _loss(
     protocol = dataclasses.replace(exp.evaluate, split=split, temperature=temperature)
     mesh = scoring_mesh(exp.mesh, exp.model, protocol.batch_size)
     score = split_evaluator(exp.model, protocol, corpus, mesh).run(params)
-    assert score is not None  # None would mean that it was stopped
+    assert score is not None  # None would mean that scoring was stopped
     return score.loss, describe(protocol, exp.model)
 
 

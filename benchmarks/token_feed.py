@@ -5,8 +5,8 @@
 Writes an array of uint16 (2 GB for 1e9 tokens) to a temporary folder. It is measured twice: without
 documents, and with a file of the starts of documents, which have 1000 tokens on average. Each time
 a new process loads the array, and reads every token to find the largest id. Then it reads batches
-(`read`), and feeds batches to the device through a thread as training does (`fed`). For 1e9 tokens
-the results are compared with these bars:
+(`read`), and feeds batches to the device through a thread as training does (`fed`). This table has
+the requirements for 1e9 tokens (the program does not check them):
 
 | figure | bar |
 |---|---|
@@ -42,7 +42,7 @@ CHUNK = 1 << 24
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Writes the array, measures in child processes, prints and writes the figures."""
+    """Writes the array, measures it in child processes, prints and writes the results."""
     flags = _flags(argv)
     if flags.child:
         print(json.dumps(measure(pathlib.Path(flags.child), flags.rounds)))
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def write_tokens(path: pathlib.Path, n: int) -> None:
-    """Writes n ids below 50,257 as uint16."""
+    """Writes ``n`` random ids below 50,257 as uint16."""
     rng = np.random.default_rng(0)
     with open(path, "wb") as file:
         for start in range(0, n, CHUNK):
@@ -74,14 +74,17 @@ def write_tokens(path: pathlib.Path, n: int) -> None:
 
 
 def draw_starts(n: int) -> np.ndarray:
-    """Draws the start positions, int64, of documents with 2 to twice ``MEAN`` tokens."""
+    """Returns random positions (int64) in ``n`` tokens at which documents start.
+
+    A document has 2 to ``2 * MEAN - 1`` tokens.
+    """
     sizes = np.random.default_rng(1).integers(2, 2 * MEAN, n // MEAN + n // (20 * MEAN) + 2)
     starts = np.cumsum([0, *sizes])
     return starts[starts < n - 1]
 
 
 def measure(path: pathlib.Path, rounds: int) -> dict[str, Any]:
-    """Loads the array and feeds batches of it; returns seconds, memory and tokens a second."""
+    """Loads the array and reads batches of it; returns seconds, peak memory and tokens a second."""
     import jax
 
     from txl_jax.data.corpus import load_corpus
@@ -106,7 +109,10 @@ def _spread(rates: Sequence[float]) -> dict[str, int]:
 
 
 def _rates(streams: Any, share: float) -> tuple[float, float]:
-    """Times about READ tokens from ``share`` (0 to 1) of the array on; returns tokens a second."""
+    """Returns tokens a second of reading batches, and of feeding them to the device.
+
+    Each is timed for about READ tokens; the first is at ``share`` (0 to 1) of the array.
+    """
     import jax
 
     from txl_jax.data.feed import training_batch, training_feed

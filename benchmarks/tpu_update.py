@@ -2,11 +2,12 @@
 
     python -m benchmarks.tpu_update enwik8_24l --topology=v5e:2x4 [--set train.batch_size=22]
 
-Compiles the recipe's update (with the extra ``tpu``). In the text of the compiled program
-(program_kernels.py), it counts the bytes to and from the chip's memory, and cycles. The cycles are
-those that the compiler expects of its kernels; the cycles of the fused attention are counted in its
-machine code (attention_bundles.py). A copy that runs at the same time as other kernels has bytes,
-but no cycles. The operations of matrix products come from formulas (txl_jax/model/flops.py).
+Compiles the recipe's update (with the extra ``tpu``) and reads the text of the compiled program
+(program_kernels.py). For each kernel it counts the bytes to and from the chip's memory, and the
+cycles that the compiler expects. Only the cycles of the fused attention are counted otherwise, in
+its machine code (attention_bundles.py). A copy that runs at the same time as other kernels has
+bytes, but no cycles. The operations of matrix products come from formulas
+(txl_jax/model/flops.py).
 """
 
 import argparse
@@ -47,7 +48,11 @@ def main(argv: list[str] | None = None) -> None:
 def with_attention(
     kernels: list[Kernel], exp: ExperimentConfig, topology: str, folder: str
 ) -> list[Kernel]:
-    """Returns the kernels; those of the fused attention get the cycles of all their tiles."""
+    """Returns the kernels, with cycles also for those of the fused attention.
+
+    The cycles of such a kernel are the sum over its tiles. Those of one tile come from the machine
+    code that libtpu writes to ``folder``.
+    """
     fused = [k for k in kernels if k.target == "tpu_custom_call"]
     if not fused:
         return kernels
@@ -67,7 +72,11 @@ def with_attention(
 
 
 def report(kernels: list[Kernel], flops: float, kind: str) -> Iterator[str]:
-    """Yields the lines of a table: a row for each group of kernels, then a row of sums."""
+    """Yields the lines of a table: a row for each group of kernels, then a row of sums.
+
+    Below the table are two lower bounds for the time of an update. One follows from ``flops``, the
+    operations of one device, and the other from the bytes. ``kind`` is a key of CHIPS.
+    """
     chip, moved = CHIPS[kind], sum(k.moved for k in kernels)
     yield "| kernels | launches | GB | Mcycles |"
     yield "|---" * 4 + "|"
@@ -86,7 +95,7 @@ def report(kernels: list[Kernel], flops: float, kind: str) -> Iterator[str]:
 
 
 def _sums(kernels: list[Kernel]) -> tuple[int, int, float]:
-    """Returns the launches, the bytes and the cycles of kernels."""
+    """Returns the sums of launches, bytes and cycles over the kernels."""
     launches, size = sum(k.times for k in kernels), sum(k.moved for k in kernels)
     return launches, size, sum(k.times * k.cycles for k in kernels)
 

@@ -8,11 +8,13 @@ dropout, gradient clipping, optimizer, and memory for the next update. One call 
 program (a dispatch) makes ``train.steps_per_dispatch`` updates: ten for the CPU sizes of
 benchmarks/sizes.py, or one with ``--set train.steps_per_dispatch=1``. In each turn, the other
 programs make as many updates, one per call. Tokens per second are computed from median
-times. The ratio of two programs is the median over the ratios of all rounds. Model-FLOPs
-utilisation is the number of operations that the model needs per second, divided by ``--peak``. The
-model needs the matrix products of three forward passes (txl_jax/model/flops.py); recomputed
-products do not count. Without ``--peak``, the program uses the published bfloat16 peak of the
-device, if txl_jax/planning/machines.py has it.
+times. The ratio of two programs is the median over the ratios of all rounds.
+
+Model-FLOPs utilisation is the share of the device's peak speed that an update reaches: the
+operations that the update needs, divided by its seconds and by ``--peak`` (operations per second).
+An update needs three times the matrix products of a forward pass (txl_jax/model/flops.py). Products
+that are computed again to save memory do not count. Without ``--peak``, the program uses the
+published bfloat16 peak of the device, if txl_jax/planning/machines.py has it.
 """
 
 import argparse
@@ -40,7 +42,7 @@ from txl_jax.training.plan import StepSetup
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measures, prints and writes the figures."""
+    """Measures, prints the results and writes them to the file ``--out``, if given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_flags(parser)
     parser.add_argument("--steps", type=int, default=1, help="dispatches in a round")
@@ -93,7 +95,10 @@ class Training:
         self._done = 0
 
     def updates(self, dispatches: int) -> float:
-        """Runs some dispatches and returns their seconds; the next call continues the training."""
+        """Calls the compiled program ``dispatches`` times; returns the seconds of all calls.
+
+        The next call continues the training.
+        """
 
         def work():
             metrics: Any = None
@@ -111,13 +116,16 @@ class Training:
 
 
 def training(exp: ExperimentConfig, steps: int):
-    """Returns a function that runs ``steps`` more dispatches and returns seconds per update."""
+    """Returns a function that trains for ``steps`` dispatches and returns the seconds per update.
+
+    A dispatch is one call of the compiled program, with ``train.steps_per_dispatch`` updates.
+    """
     of = Training(exp)
     return lambda: of.updates(steps) / (steps * exp.train.steps_per_dispatch)
 
 
 def plain_flax(exp: ExperimentConfig, updates: int):
-    """Returns a function that makes some updates in plain Flax and returns seconds per update."""
+    """Returns a function that makes ``updates`` updates in plain Flax and returns the mean time."""
     t, (state, update) = exp.train, plain_transformer_xl.training(exp)
     text = random_tokens(4 * t.batch_size * (t.seg_len + 1), exp.model.vocab_size)
     batches = text.reshape(4, t.batch_size, t.seg_len + 1)

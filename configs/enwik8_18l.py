@@ -2,9 +2,10 @@
 
     python -m txl_jax.main --config=configs/enwik8_18l.py --workdir=runs/enwik8_18l
 
-The paper's model has 18 layers and 88M parameters; the rest of its shape was never published. Width
-640, 10 heads of 64 and inner width 2,200 are assumed here, which make 87.8M parameters. Dropout is
-that of enwik8_12l.py, and all other settings are those of enwik8_24l.py.
+The paper's model has 18 layers and 88M parameters; the rest of its shape was never published. This
+recipe assumes width 640, 10 heads of width 64 and feed-forward layers of inner width 2,200, which
+gives 87.8M parameters. Dropout is that of enwik8_12l.py, and all other settings are those of
+enwik8_24l.py.
 
 Score: 1.03 bits per character (*paper*, with the paper's shape), here *not run*. Evaluation: test,
 10 streams, segments of 128, memory 3,800, same_length window, distances clamped at 1,000. Text and

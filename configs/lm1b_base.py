@@ -11,7 +11,8 @@ Score: test perplexity 23.5 (*paper*), here *not run*. Evaluation: test, 64 stre
 memory 128, same_length window, no clamp.
 
 Hardware: several accelerators. On one H100 in bfloat16 an update of 56 of the 224 streams takes 29
-ms (*measured*). With train.micro_batches=4 all 500,000 updates take 16 hours (*arithmetic*).
+ms (*measured*). With train.micro_batches=4, an update consists of four such parts, and all 500,000
+updates take 16 hours (*arithmetic*).
 
 Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.

@@ -5,11 +5,11 @@
 Its training differs from lm1b_base.py in these points. Each layer has its own attention biases u
 and v. Words whose embedding is as wide as the model are not projected. LayerNorm's epsilon is
 1e-12. The learning rate falls to 0.004 of its peak. Memory is never emptied. The text has two <S>
-between sentences. Each sentence therefore adds one target that is trivial to predict, which lowers
-the perplexity of the same model; it cannot be compared with the perplexity of lm1b_base.py.
+between sentences. Each sentence therefore adds one target that is trivial to predict. This target
+lowers the perplexity, so perplexities of this recipe and of lm1b_base.py cannot be compared.
 Lengths, batch size, dropout and number of steps are those of lm1b_base.py. The authors' only TF
-script for a model of this size is for GPUs; it has T = M = 256, batch 256, dropout 0.1, no warm-up
-and 400,000 steps. 355.7M parameters.
+script for a model of this size is for GPUs. It has segments and memory of 256 tokens, batch 256,
+dropout 0.1, no warm-up and 400,000 steps. 355.7M parameters.
 
 Score: test perplexity 23.5 (*paper*), here *not run*.
 Evaluation: as in lm1b_base.py, but with the attention window of the TF code, and with a

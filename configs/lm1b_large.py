@@ -7,10 +7,10 @@ The text is that of lm1b_base.py (validation and test are the same file). 841.3M
 Score: test perplexity 21.8 (*paper*), here *not run*. Evaluation: test, 8 streams, segments of 32,
 memory 128, same_length window, no clamp.
 
-Hardware: a TPU pod slice or several hosts (TF's script: 32 TPU hosts). Arithmetic gives 1.0e20
-operations, 12 days at a sustained 100 TFLOP/s (*not run*). The train step fits a TPU v5p-32, where
-it takes 17.22 of 95.7 GiB on each chip. With the parameters divided among the chips, it also fits a
-v5e-16: 4.84 of 15.75 GiB (*compiled* ahead of time, RESULTS.md).
+Hardware: a TPU pod slice or several hosts; the authors' TensorFlow script is for 32 TPU hosts.
+Arithmetic gives 1.0e20 operations, 12 days at a sustained 100 TFLOP/s (*not run*). The train step
+fits a TPU v5p-32, where it takes 17.22 of 95.7 GiB on each chip. With the parameters divided among
+the chips, it also fits a v5e-16: 4.84 of 15.75 GiB (*compiled* ahead of time, RESULTS.md).
 
 Dtype: bfloat16 on TPUs, on GPUs from compute capability 8.0 and on AMD CPUs with AVX512-BF16, else
 float32, which the authors used.

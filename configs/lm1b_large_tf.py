@@ -7,8 +7,8 @@ and v. Words whose embedding is as wide as the model are not projected. Initial 
 standard deviation of 0.005, and LayerNorm's epsilon is 1e-12. The learning rate falls from 1e-4 to
 0.01 of this peak. Memory is emptied every 1,000 steps instead of at the end of an epoch, as in the
 TF code for TPUs. The text has two <S> between sentences. Each sentence therefore adds one target
-that is trivial to predict, which lowers the perplexity of the same model; it cannot be compared
-with the perplexity of lm1b_large.py. 838.1M parameters.
+that is trivial to predict. This target lowers the perplexity, so perplexities of this recipe and of
+lm1b_large.py cannot be compared. 838.1M parameters.
 
 Score: test perplexity 21.8 (*paper*), here *not run*.
 Evaluation: as in lm1b_large.py, but with the attention window of the TF code, and with a

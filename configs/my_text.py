@@ -28,8 +28,8 @@ longer text or more time, raise train.steps and the model's sizes. The score dep
 
 Measured on the characters of War and Peace (one core of an Intel Xeon while other programs ran, jax
 0.10.2, 2026-11-24; one seed): 2.263 bits per character on the held-out end with memory 320. With
-Adam, 5,000 updates of 8 x 64 tokens reached 2.356 in about the same time (the recipe's 1,500
-updates take 114 ms each and Adam's 5,000 take 35 ms, medians on the idle machine).
+Adam, 5,000 updates of 8 x 64 tokens reached 2.356 in about the same time. On the idle machine, one
+of the recipe's 1,500 updates takes 114 ms, and one of Adam's 5,000 takes 35 ms (medians).
 
 The perplexity of a subword model depends on its vocabulary. To compare it with a model of bytes or
 characters on the same text, use the bits per byte, which evaluation prints too.

@@ -8,7 +8,7 @@ These commands train a model, score it again, and continue some ids:
 
 PATH is a .npy file, a raw .bin file (--config.data.dtype=uint16 is the default), or a folder with
 a file of one of these kinds for train, valid (or val) and test. A nanoGPT folder has train.bin and
-val.bin but no test file; the scores after training are then those of val.bin.
+val.bin but no test file. After training on such a folder, val.bin is scored.
 
 The vocabulary has all ids from 0 up to the largest id in the data, or N ids with
 --config.data.vocab_size=N. See docs/own_data.md. The model suits some minutes of training on two

@@ -9,9 +9,11 @@ first row.
     memory      T = M = 16: 3 layers can reach T + 3 M = 64 tokens back
     no_memory   M = 0: the model reaches no further back than its segment, 16 tokens
 
-Each model has 112,779 parameters. txl_jax/data/sources/probe.py generates the text. The mode probe
-writes probe.png, probe.csv and probe.json, with the accuracy at each distance and the reach. The
-reach is the largest distance at which a changed token changed the prediction ("seen"), and the
+T is the length of a segment and M that of the memory. Each model has 112,779 parameters.
+txl_jax/data/sources/probe.py generates the text. An answer in it repeats a symbol that was shown
+some tokens before; this number of tokens is its distance. The mode probe writes probe.png,
+probe.csv and probe.json, with the accuracy at each distance and the reach. The reach has two
+values: the largest distance at which a changed token changed the prediction ("seen"), and the
 largest distance that the shapes allow ("possible").
 
 Measured (two shared cores of an Intel Xeon, jax 0.10.2, 2026-11-22): the accuracy of 200 answers at
@@ -29,9 +31,9 @@ through memory, so no layer is trained to keep an answer for later segments. Sti
 passes answers on to the next layer. The rows "the same" are for the model of the first row,
 evaluated with memory 0 and 32.
 
-The model computes in float32 on every device. In bfloat16, one of three runs of no_memory found
-0.49 of the answers at 8 tokens (AMD EPYC, 2026-11-27); the other two, and a run in float32, found
-all.
+The model computes in float32 on every device. In bfloat16, one of three runs of no_memory gave only
+0.49 of the answers at distance 8 correctly (AMD EPYC, 2026-11-27). The other two, and a run in
+float32, gave all of them correctly.
 """
 
 from ml_collections import ConfigDict

@@ -12,9 +12,9 @@ weights: a plain average over the last 50 of 250 epochs, and an exponential movi
 epochs. The final model has the raw weights or one of the averages, whichever has the lowest
 validation loss. One epoch here means 290 updates.
 
-Score: *not run*. The recipe of the paper's 54.52 (*paper*) was never published;
-configs/ptb_authors.py is a recipe that the authors released later. Seeds, validation and test
-perplexity at temperature 1 will be listed here. Evaluation: test, one stream, segments of 10,
+Score: *not run*. The paper reports a test perplexity of 54.52 (*paper*), but its recipe was never
+published; configs/ptb_authors.py is a recipe that the authors released later. Seeds, validation and
+test perplexity at temperature 1 will be listed here. Evaluation: test, one stream, segments of 10,
 memory 160.
 
 Hardware: one GPU, 72,500 updates of 40 streams (time *not run*). benchmarks/ptb_gpu.sh splits the

@@ -4,7 +4,7 @@
 
 FOLDER contains ptb.train.txt, ptb.valid.txt and ptb.test.txt. data.path can also name the published
 archive; without data.path the archive is downloaded. This is not a recipe of the paper:
-its perplexity of 54.52 needs 24M parameters and strong regularisation.
+the paper's perplexity of 54.52 needs 24M parameters and strong regularisation.
 
 Measured (two cores of an AMD EPYC, jax 0.10.2, 2026-11-21): 660 s in all, while tests ran on the
 same machine for part of the time; test perplexity 111.96 with memory 320, 118.09 without memory.

@@ -1,4 +1,4 @@
-"""Four small models for each of two texts: small versions of tables 6 and 8 on two CPU cores.
+"""Four small models for each of two texts: the paper's tables 6 and 8 in small, for two CPU cores.
 
     python -m txl_jax.main --config=configs/siblings.py:stdlib_shaw --workdir=runs/stdlib_shaw
     python -m txl_jax.main --config=configs/siblings.py:ptb_ours --config.data.path=FOLDER

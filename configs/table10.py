@@ -3,9 +3,10 @@
     python -m txl_jax.main --config=configs/table10.py:no_recurrence_full --workdir=runs/table10
 
 Each variant is a row of the table, a key of ROWS below. ROW-smoke is a small version of ROW. The
-default is the first row. Rows without recurrence use the device memory that recurrence would
-take for longer segments, so their gradients reach further back. The shape (an assumption) and the
-protocol are those of table6.py, which also has the rows with recurrence.
+default is the first row. Without recurrence, a model of the same shape needs less device memory.
+Rows without recurrence use the rest for longer segments, so their gradients reach further back. The
+shape (an assumption) and the protocol are those of table6.py, which also has the rows with
+recurrence.
 
 Scores (*paper*; here *not run*). The four numbers are the length of backpropagation, the test
 perplexity at the training length, the best test perplexity over all attention lengths in

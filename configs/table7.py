@@ -5,9 +5,9 @@
 Each variant is a row of the table, a key of ROWS below. ROW-smoke is a small version of ROW. The
 default is the first row.
 
-The table's model has 20 layers and 0.3B parameters; the rest was never published. The model here is
-that of lm1b_base.py with 20 layers and inner width 2,048: 301.2M parameters in the row "ours".
-Batch size, learning rate and number of updates are those of lm1b_base.py.
+The table's model has 20 layers and 0.3B parameters; the rest of its shape was never published. The
+model here is that of lm1b_base.py with 20 layers and inner width 2,048: 301.2M parameters in the
+row "ours". Batch size, learning rate and number of updates are those of lm1b_base.py.
 
 Scores, test perplexity (*paper*; here *not run*): ours 25.2, shaw 25.7, no_recurrence 27.1.
 Evaluation: test, 64 streams; segments of 32, memory 128 and a same_length window. The row

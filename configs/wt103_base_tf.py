@@ -4,9 +4,9 @@
 
 Its training differs from wt103_base.py in four points. Each layer has its own attention biases u
 and v, LayerNorm's epsilon is 1e-12, the learning rate falls to 0.004 of its peak, and memory is
-never emptied. The authors' TF script has div_val 4 and 400,000 steps. A model with this div_val is
-far from the paper's 151M parameters, so the embedding and the number of steps here are those of the
-PyTorch script. 151.1M parameters.
+never emptied. The authors' TF script has div_val 4 (embeddings of rare words are narrower) and
+400,000 steps. A model with this div_val is far from the paper's 151M parameters, so the embedding
+and the number of steps here are those of the PyTorch script. 151.1M parameters.
 
 Score: test perplexity 24.0 in table 1 (*paper*), here *not run*.
 Evaluation: as in wt103_base.py, but with the attention window of the TF code, and with a

@@ -2,8 +2,8 @@
 # Runs txl_jax on one machine with NVIDIA GPUs; a single process uses all of them.
 #   launch/gpu_node.sh --config=configs/enwik8_24l.py --workdir=runs/enwik8_24l
 # On several such machines without a scheduler, run the same command on each. NODE_RANK is the number
-# of the machine, from 0; COORDINATOR is a free port of machine 0. The workdir must be on storage that
-# all machines share:
+# of the machine, from 0. COORDINATOR is the name of machine 0 and a free port on it. The workdir must be
+# on storage that all machines share:
 #   COORDINATOR=node0:12345 NUM_NODES=2 NODE_RANK=0 launch/gpu_node.sh --config=… --workdir=…
 # The script sets JAX_PLATFORMS=cuda,cpu unless the variable is set already. If a GPU does not start,
 # the error says why.

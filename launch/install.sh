@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the virtual environment, or brings it up to date, and trains nothing. Arguments are more
-# extras to install.
+# Makes the virtual environment, or brings it up to date, and trains nothing. The arguments are extras
+# (groups of optional dependencies) that are installed too.
 #   launch/install.sh                       for this machine
 #   TXL_EXTRAS=cuda13 launch/install.sh     on a login node without a GPU, for the GPUs of the jobs
 # launch/setup_env.sh lists the variables that configure it. TXL_DRY_RUN=1 only prints the commands.

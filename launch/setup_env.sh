@@ -8,7 +8,7 @@
 #               tpu, the script adds the extra for this machine: with a GPU that `nvidia-smi -L`
 #               finds, "cuda13" or "cuda12" depending on the driver; with a TPU, "tpu". If the
 #               variable is set but empty, no extra is added, even on a machine with a GPU
-#   JAX_PLATFORMS  unset: if the extras are for a GPU or TPU, this device must start, or the program ends
+#   JAX_PLATFORMS  unset: if the extras are for a GPU or TPU, JAX must start this device, or the program ends
 #   TXL_DRY_RUN if not empty: this script and the others print every command instead of running it
 #
 # The versions are those of launch/constraints.txt. The file $TXL_VENV/txl-installed records the
@@ -34,7 +34,7 @@ txl_quote() { # txl_quote WORD...: prints the words as one line, quoted for a sh
   printf '%s\n' "${line# }"
 }
 
-txl_launched_by() { # txl_launched_by COMMAND...: sets the command that messages name for resuming a run
+txl_launched_by() { # txl_launched_by COMMAND...: sets the command that messages give for resuming a run
   if [[ -n "${TXL_VENV-}" ]]; then set -- env "TXL_VENV=$TXL_VENV" "$@"; fi
   export TXL_LAUNCHED_BY="${TXL_LAUNCHED_BY-$(txl_quote "$@")}"
 }
@@ -93,7 +93,7 @@ txl_list_gpus() { # prints the GPUs that nvidia-smi lists; returns 1 without a G
   return 2
 }
 
-txl_has_tpu() { # txl_has_tpu [ROOT]: tells whether this machine has a TPU, by the same rules as
+txl_has_tpu() { # txl_has_tpu [ROOT]: succeeds if this machine has a TPU, by the same rules as
   # txl_jax/parallel/accelerators.py
   local name value
   for name in TPU_ACCELERATOR_TYPE TPU_WORKER_HOSTNAMES TPU_WORKER_ID; do
@@ -185,7 +185,8 @@ txl_require_extras() { # JAX must start the platform that the extras are for
   esac
 }
 
-txl_name_env() { # txl_name_env ROOT: sets $TXL_VENV, $TXL_PYTHON, and the caller's variables stamp and key
+txl_name_env() { # txl_name_env ROOT: sets $TXL_VENV, $TXL_PYTHON, and the caller's variables stamp (the file
+  # that records the installed extras) and key (a hash of the versions, and ROOT; the file's lines begin so)
   set -- "$(cd "$1" && pwd -P)" # one name for the folder, even if it was reached through a link
   TXL_VENV="${TXL_VENV:-$1/.venv}"
   if [[ "$TXL_VENV" != /* ]]; then TXL_VENV="$PWD/$TXL_VENV"; fi
@@ -255,7 +256,7 @@ txl_setup_env() { # txl_setup_env ROOT [EXTRA...]: makes the environment; sets $
   } 9>"${TXL_VENV%/}.lock"
 }
 
-txl_is_installed() { # tells whether the caller's $extras are in $TXL_VENV
+txl_is_installed() { # succeeds if the caller's $extras are in $TXL_VENV, in the current versions
   [[ -x "$TXL_PYTHON" ]] && grep -qxF "$key [$extras]" "$stamp" 2>/dev/null
 }
 
@@ -266,7 +267,7 @@ txl_install() { # installs the caller's $extras
     printf 'Making %s with %s\n' "$TXL_VENV" "$python" >&2
     txl_run "$python" -m venv "$TXL_VENV"
   fi
-  # Other extras stay recorded only if they were installed with the same two files of versions.
+  # Extras of earlier runs stay recorded only if pyproject.toml and constraints.txt are still the same.
   others="$(grep -F "$key [" "$stamp" 2>/dev/null | grep -Ev "[[,]($forget)[],]" || true)"
   txl_run rm -f "$stamp"
   if [[ -n "$drop" ]]; then # JAX works with one CUDA plugin only

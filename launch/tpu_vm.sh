@@ -4,8 +4,9 @@
 #   export TPU_NAME=txl ZONE=us-west4-a ACCELERATOR_TYPE=v5litepod-16
 #   export RUNTIME_VERSION=v2-alpha-tpuv5-lite   # v5p: v2-alpha-tpuv5; v6e: v2-alpha-tpuv6e; v4: tpu-ubuntu2204-base
 #   launch/tpu_vm.sh create      TPU_FLAGS: more flags for gcloud, such as --spot
-#   launch/tpu_vm.sh setup       copies this folder to every worker and makes the environment there;
-#                                TPU_SETUP: a command for every worker, such as to mount storage
+#   launch/tpu_vm.sh setup       copies this folder to every worker (machine of the TPU) and makes the
+#                                environment there; TPU_SETUP: a command that every worker runs
+#                                before that, such as to mount storage
 #   launch/tpu_vm.sh run --config=configs/enwik8_24l.py --workdir=gs://BUCKET/enwik8_24l
 #   launch/tpu_vm.sh resume …    with the arguments of run: creates a preempted TPU again, then runs
 #   launch/tpu_vm.sh stop        sends SIGTERM to every worker: training saves and ends; run resumes it

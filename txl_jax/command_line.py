@@ -20,7 +20,10 @@ def typed_command() -> str:
 
 
 def command_with(flags: Mapping[str, str]) -> str:
-    """Returns the command with other values of some flags, such as ``--config.train.steps``."""
+    """Returns the command with other values of some flags, such as ``--config.train.steps``.
+
+    The settings of a sweep are left out.
+    """
     kept, words = [], iter(_typed_flags())
     for word in words:
         name, equals, _ = word.partition("=")

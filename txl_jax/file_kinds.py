@@ -10,7 +10,7 @@ LOOKED_AT = 1 << 16
 LFS = "a Git LFS pointer, which  git lfs pull  replaces with the file"
 _KINDS = (
     (0, b"\x1f\x8b", "a gzip file"),
-    (0, b"\x1f\x8b\x08\0", "a gzip file"),  # four bytes, which few raw ids begin with
+    (0, b"\x1f\x8b\x08\0", "a gzip file"),  # few files of raw ids begin with these 4 bytes
     (0, b"\x1f\x8b\x08\x08", "a gzip file"),
     (4, b"1AY&SY", "a bzip2 file"),
     (0, b"\xfd7zXZ\0", "an xz file"),

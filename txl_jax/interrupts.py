@@ -27,7 +27,7 @@ def is_script() -> bool:
 
 
 def exit_on_interrupt() -> None:
-    """Makes Ctrl-C end the process, unless the process ignores Ctrl-C.
+    """Makes Ctrl-C end the process, unless the process ignores Ctrl-C or has a handler for it.
 
     For example, a shell script starts its background jobs with this signal ignored.
     """

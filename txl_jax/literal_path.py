@@ -1,4 +1,4 @@
-"""The class of all paths: a class of etils, changed so that a name is never a glob pattern."""
+"""The class of all path objects, which extends one of etils: no name is read as a glob pattern."""
 
 import errno
 import glob

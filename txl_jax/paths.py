@@ -50,7 +50,7 @@ def address_fault(address: str) -> str | None:
 
 
 def path(*parts: str) -> "LiteralPath":
-    """Returns the object for a path whose parts are joined.
+    """Joins the parts of a path, and returns the path as an object.
 
     The first use of a bucket checks that it exists and can be listed, or raises StorageError.
     """

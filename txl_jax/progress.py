@@ -17,7 +17,7 @@ LINES = 30.0
 
 
 def is_watched() -> bool:
-    """Whether standard error is a terminal, or belongs to a cell of a notebook."""
+    """Whether a user sees standard error at once, in a terminal or in a notebook."""
     return is_terminal(sys.stderr) or type(sys.stderr).__module__.startswith("ipykernel")
 
 

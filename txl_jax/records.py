@@ -1,4 +1,4 @@
-"""Reads, appends and truncates ``metrics.jsonl``, which has one JSON object per line."""
+"""Reads, appends and truncates files with a JSON object on each line, such as ``metrics.jsonl``."""
 
 import json
 import math

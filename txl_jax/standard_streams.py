@@ -56,7 +56,7 @@ def open_standard_streams() -> None:
     global _stdout
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            number = os.open(os.devnull, os.O_RDWR)  # the lowest free one: the stream's
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest free number: that of the stream
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
     _stdout = _Descriptor(1, drops=False)
     sys.stdout = _text_stream(_stdout, sys.stdout)

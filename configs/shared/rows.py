@@ -1,8 +1,8 @@
-"""Reads the variant of a config that has a variant for each row of a table."""
+"""Reads the name of a variant in a config whose variants are the rows of a table."""
 
 
 def row_of(variant, rows):
-    """Returns the row that a variant names, and whether the variant asks for its small version.
+    """Returns the name of the row that a variant selects, and whether its small version is meant.
 
     A variant is ``ROW``, or ``ROW-smoke`` for the small version. An empty variant or ``smoke``
     names the first row.

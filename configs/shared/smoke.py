@@ -2,7 +2,7 @@
 
 
 def smoke(config):
-    """Makes a recipe small enough for a CPU and a text of a few hundred tokens; returns it.
+    """Changes a config so that a CPU can run it on a few hundred tokens of text; returns it.
 
     Sizes, lengths and numbers of steps become smaller. Settings that decide which code runs
     (attention, clusters, projections, window, clamp, memory or context, optimizer) do not change.

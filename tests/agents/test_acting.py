@@ -67,7 +67,7 @@ def log_probabilities(outputs):
 
 
 def drawn(rng, steps, ends=0.2):
-    """Random inputs [B,T,D], and begins [B,T], each true with the probability ``ends``."""
+    """Random inputs [B,T,D], and bools [B,T]: an episode begins with the probability ``ends``."""
     inputs = rng.standard_normal((B, steps, D)).astype(np.float32)
     return inputs, rng.random((B, steps)) < ends
 

@@ -94,7 +94,7 @@ def test_a_value_is_that_of_an_evaluation_at_this_length(table, done):
 
 
 def slow_loss(trained, tokens, p):
-    """Returns the mean loss of a plain loop over each stream's segments, with memory or context."""
+    """Returns the mean loss of ``tokens`` by the protocol ``p``, by a plain loop over segments."""
     longest = -(-(len(tokens) - 1) // p.batch_size)
     losses = []
     for start in range(0, longest * p.batch_size, longest):

@@ -1,4 +1,4 @@
-"""Attention by distance, its averages and its files equal a computation in plain loops."""
+"""Attention weights by distance and their averages equal plain loops, and are written to files."""
 
 import csv
 import dataclasses
@@ -56,7 +56,11 @@ def compiled_quickly(monkeypatch):
 
 
 def terms_of(h_i, h_j, distance, n, p, u, v, cfg):
-    """Returns the terms of a score by letter, before the division by sqrt(d_head)."""
+    """Returns the terms of an attention score by letter, before the division by sqrt(d_head).
+
+    ``h_i`` and ``h_j`` are the inputs of query and key, ``n`` is the head, and ``p`` are the
+    attention parameters of the layer. ``u`` and ``v`` are the learnt vectors of the relative form.
+    """
     q, k = h_i @ p["query"][:, n], h_j @ p["key"][:, n]
     if cfg.attention == "relative":
         r = reference.sinusoid(distance, cfg) @ p["position"][:, n]
@@ -74,10 +78,11 @@ def terms_of(h_i, h_j, distance, n, p, u, v, cfg):
 
 
 def slow(cfg, params, tokens, memory, mem_len):
-    """Returns attention weights by distance [L,N,T,K]: from all terms, and from each term alone.
+    """Returns attention weights by distance for one row of tokens, and the next memory, by loops.
 
-    The weights are a dict by term. Also returns the next memory. The batch size is 1; distances
-    that a query does not see are NaN.
+    The weights are arrays [layer, head, query, distance]: under "all" from the sum of all terms of
+    the score, and under a term's letter from this term alone. Distances that a query does not see
+    are NaN.
     """
     t, n_past = len(tokens), len(memory[0])
     embedded = [reference.embedding(params, cfg, token) for token in tokens]
@@ -116,7 +121,10 @@ def slow(cfg, params, tokens, memory, mem_len):
 
 
 def slow_sums(found, weights):
-    """Returns sums over queries with weight 1, by term, and how many of them see each distance."""
+    """Returns summed attention weights by term, and how many queries see each distance.
+
+    ``found`` is a result of :func:`slow`. Queries whose entry of ``weights`` is 0 are left out.
+    """
     summed = {}
     for name, x in found.items():
         summed[name] = sum(w * np.nan_to_num(x[:, :, i]) for i, w in enumerate(weights))
@@ -126,7 +134,7 @@ def slow_sums(found, weights):
 
 @functools.cache
 def watched(cfg):
-    """Compiles :func:`segment_attention` of a model; takes (params, inputs, mems, weights)."""
+    """Returns a compiled :func:`segment_attention` that takes params, inputs, mems and weights."""
     return tiny_models.quick(functools.partial(segment_attention, txl_jax.TransformerXL(cfg)))
 
 
@@ -202,7 +210,7 @@ def test_the_pass_that_returns_attention_gives_the_losses_of_the_model(form):
 
 
 def test_distances_that_only_a_later_layer_sees_are_kept():
-    """In a changed model, each layer can have its own attention window."""
+    """Here, layer 0 is patched to see distances 0 and 1 only, as a changed model might."""
 
     def narrow_first(call, args, kwargs, context):
         if context.method_name == "gather" and "layer_0" in context.module.path:
@@ -221,7 +229,10 @@ def test_distances_that_only_a_later_layer_sees_are_kept():
 
 
 def trained(cfg, params=None, seg_len=T, mem_len=M, evaluated_with=M, vocab=None, **settings):
-    """Returns a ``TrainedModel`` of random parameters with training memory 2 (0 if it has none)."""
+    """Returns a ``TrainedModel`` with random parameters and the given settings of attention maps.
+
+    Its training memory is 2 states, or 0 if ``evaluated_with``, the evaluation memory, is 0.
+    """
     context = 0 if evaluated_with else 2
     cut = {"seg_len": 2, "mem_len": evaluated_with and 2, "context_len": context}
     scored = {"seg_len": 2, "mem_len": evaluated_with, "context_len": context}
@@ -240,7 +251,11 @@ def trained(cfg, params=None, seg_len=T, mem_len=M, evaluated_with=M, vocab=None
 
 
 def slow_averages(cfg, streams, seg_len, mem_len, context_len):
-    """Returns mean weights by distance, mean distances, counts; over segments with a full past."""
+    """Returns averages over the queries of all segments before which memory and context are full.
+
+    These are the mean weights by term and distance, the mean distance of each head, the number of
+    queries that see each distance, and the number of all queries.
+    """
     params, queries = float64(cfg), 0
     total: dict[str, Any] = {}
     seen: Any = 0
@@ -308,7 +323,7 @@ def test_averages_of_a_text_are_those_of_it_written_out(name):
 
 
 def test_short_segments_add_up_to_long_ones():
-    """With a window, two segments with carried memory give the averages of one long segment."""
+    """With ``same_length``, two segments with carried memory give the averages of one segment."""
     cfg = tiny_models.config(same_length="pytorch")
     tokens = tiny_models.tokens(cfg, 1, 33)[0]
     settings = {"mem_len": 8, "max_tokens": 0}

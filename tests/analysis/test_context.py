@@ -134,7 +134,7 @@ def evaluated(cfg, tokens, **protocol):
 @pytest.mark.integration
 @pytest.mark.parametrize("form", ["relative", "windowed"])
 def test_memory_gives_what_evaluation_with_that_memory_gives(form):
-    """Compares with an evaluation of the text minus an evaluation of its first 7 tokens."""
+    """Targets begin at token 7, so the loss of the first 7 tokens is subtracted from the text's."""
     cfg = tiny_models.config(**FORMS[form])
     c = settings(kind="memory", stride=4, batch_size=1, max_tokens=31)
     score = functools.partial(evaluated, cfg, seg_len=4, mem_len=2)

@@ -51,7 +51,7 @@ onload = () => {{
 
 
 def shown(path, width, folder):
-    """What the browser measures on a page in a window of this width."""
+    """Returns what the browser measures on a page in a window that is ``width`` pixels wide."""
     frame = folder / f"frame-{width}.html"
     frame.write_text(FRAME.format(width=width, page=html.escape(path.read_text("utf-8"))), "utf-8")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'browser'}"]
@@ -65,7 +65,10 @@ def shown(path, width, folder):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Report pages by kind: a run compared with another one, and that other one (a long name)."""
+    """Returns the report pages of two runs, of which one is compared with the other.
+
+    The name of this other run's folder is long.
+    """
     folder = tmp_path_factory.mktemp("browser")
     run, other = folder / "one", folder / LONG
     tiny_runs.run_in_workdir(folder, run)

@@ -1,4 +1,8 @@
-"""The probe's text is as specified, reach is exact, and memory carries answers over segments."""
+"""The probe's text is as specified, reach is exact, and memory carries answers over segments.
+
+The probe measures the distance over which a model remembers a symbol. The reach is the largest
+distance at which a token can change a prediction.
+"""
 
 import csv
 import dataclasses
@@ -29,7 +33,10 @@ SMALL = {"shortest": 3, "longest": 9, "symbols": 5, "noise": 3, "tokens": 4000}
 
 
 def episodes_of(text):
-    """(distance, shown, answer, noise) of each episode; nothing is between episodes."""
+    """Returns (distance, shown, answer, noise) of each episode of a text.
+
+    An episode shows a symbol, then noise, then the answer. Asserts that episodes have no gap.
+    """
     found, at = [], 0
     while at < len(text):
         match = EPISODE.match(text, at)
@@ -238,7 +245,10 @@ def test_accuracy_and_loss_are_those_of_each_answer_scored_alone(monkeypatch):
 
 
 def learnt(folder, row, distances, **changes):
-    """Trains a row; returns accuracy by (mem_len, distance), the JSON, a summary, the workdir."""
+    """Trains a row of the config, and measures the model with the mode ``probe``.
+
+    Returns accuracy by (mem_len, distance), the content of probe.json, a summary and the workdir.
+    """
     changes = {"probe.distances": distances, "data.cache_dir": str(folder / "cache"), **changes}
     exp = txl_jax.load_config(f"{CONFIG}:{row}", changes)
     corpus = corpus_from_config(exp.data)
@@ -269,7 +279,7 @@ TINY = {
 
 @pytest.mark.slow
 def test_with_memory_answers_beyond_the_segment_are_found_as_far_as_memory_reaches(tmp_path):
-    # the reach is T + L * M = 8 + 2 * 8 = 24
+    # the reach is seg_len + n_layer * mem_len = 8 + 2 * 8 = 24
     more = {"train.mem_len": 8, "validate.mem_len": 8}
     steps = {"train.steps": 1500, "checkpoint.every": 1500}
     distances = (4, 8, 9, 16, 20, 24, 25)

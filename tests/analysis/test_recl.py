@@ -1,4 +1,7 @@
-"""RECL equals a hand-worked example and the definition in plain loops (paper, appendix C)."""
+"""The relative effective context length (RECL) equals its definition (paper, appendix C).
+
+The definition is computed for an example by hand, and otherwise in plain loops.
+"""
 
 import csv
 import dataclasses
@@ -29,7 +32,11 @@ def losses(name="ours", contexts=(1, 2), nll=((1.0, 2.0), (0.5, 1.5))):
 
 
 def test_a_hand_worked_example():
-    """With two tokens and r = 0.5, one token is hard: the one with the larger baseline loss."""
+    """With two tokens and r = 0.5, one token is hard: the one with the larger baseline loss.
+
+    A token's baseline is the least loss of all models at context c. f(c, d) is a model's mean loss
+    over the hard tokens at context d; where the baseline is smaller, it replaces the loss.
+    """
     ours = losses("ours", (1, 2), [[1.0, 3.0], [0.2, 2.0]])
     theirs = losses("theirs", (1, 2), [[2.0, 2.5], [1.0, 2.4]])
     # c = 1: baseline (1.0, 2.5), the second token is hard, f(1,1) = 2.5
@@ -48,7 +55,10 @@ def test_a_hand_worked_example():
 
 
 def written_out(group, r, c, c_new, i):
-    """Returns the relative gain of model i from context c to c_new, token by token."""
+    """Returns model i's relative gain in perplexity from context c to c_new, in plain loops.
+
+    ``r`` is the share of tokens that count: those with the largest baseline losses.
+    """
     n = len(group[0].nll[0])
     baseline = [min(float(m.nll[c][t]) for m in group) for t in range(n)]
     hard = sorted(range(n), key=lambda t: -baseline[t])[: round(r * n)]

@@ -1,4 +1,7 @@
-"""Paper's Table 9: both vanilla programs predict as the model; operation counts are right."""
+"""Both programs without memory predict as the model does, and operation counts are right.
+
+The paper's Table 9 compares a model with memory to a vanilla model that reads a window per token.
+"""
 
 import numpy as np
 import pytest
@@ -28,7 +31,7 @@ def test_a_window_predicts_what_the_vanilla_model_predicts_after_it(efficient, l
 
 def test_the_better_windows_leave_out_what_the_last_position_does_not_need():
     """In a one-layer model, only the last position needs a query, scores and feed-forward."""
-    one = config(n_layer=1, d_head=4)  # D 8, N*H 8, F 10, V 13
+    one = config(n_layer=1, d_head=4)  # width 8, heads 2 x 4, feed-forward 10, vocabulary 13
     length = 5
     keys_and_values = length * 2 * (2 * 8 * 8)
     query_and_output = 2 * (2 * 8 * 8)
@@ -39,7 +42,10 @@ def test_the_better_windows_leave_out_what_the_last_position_does_not_need():
 
 
 def test_a_token_with_memory_costs_its_projections_and_three_products_with_every_key():
-    """A layer has 4 projections, 3 matrix products with all keys (a, b, values), feed-forward."""
+    """A layer has 4 projections, the feed-forward part, and 3 matrix products with all keys.
+
+    These 3 are the terms a and b of the scores, and the weighted sum of the values.
+    """
     keys = 5 + 2
     layer = 4 * (2 * 8 * 8) + 3 * (2 * keys * 8) + 2 * (2 * 8 * 10)
     assert speed.memory_flops(TINY, 5, seg_len=2) == 3 * layer + 2 * 8 * 13

@@ -1,4 +1,4 @@
-"""A sweep trains each combination and seed once, lists failed runs apart, and names the best."""
+"""A sweep trains each combination and seed once, lists failed runs separately, names the best."""
 
 import csv
 import json

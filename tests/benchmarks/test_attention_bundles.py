@@ -1,4 +1,8 @@
-"""Instruction bundles of attention kernels for TPUs: a limit per tile, and an update's sum."""
+"""Attention kernels for TPUs run few instruction bundles per tile of the attention scores.
+
+A bundle holds the instructions that a TPU core starts in one cycle. A second test checks the sum of
+cycles over an update.
+"""
 
 import os
 import subprocess
@@ -36,7 +40,10 @@ def test_a_tile_takes_no_more_bundles():
 
 
 def test_a_kernel_of_an_update_has_the_cycles_of_its_tiles(monkeypatch):
-    """Queries see all of a full memory, so one tile in each row of tiles is at the mask's edge."""
+    """A kernel's cycles are the sum over its tiles: those inside the mask, and those at its edge.
+
+    Every query sees all of a full memory, so each row of tiles has one tile at the mask's edge.
+    """
     monkeypatch.setattr(attention_bundles, "compile_attention", lambda *args: None)
     found = [Counted("forward", 10, 100, 0, 0), Counted("backward", 1_000, 10_000, 0, 0)]
     monkeypatch.setattr(attention_bundles, "counted", lambda folder: found)

@@ -57,7 +57,7 @@ def test_plain_flax_has_the_losses_the_memory_and_the_gradient_of_the_model():
 
 @pytest.mark.parametrize("name", ["tiny", "enwik8_12l"])
 def test_peers_are_told_the_dtype_that_this_machine_computes_in(name):
-    """The PyTorch programs read every dtype name except float32 as bfloat16, even ``auto``."""
+    """``auto`` is resolved first, since the PyTorch programs would read it as bfloat16."""
     here = "bfloat16" if prefers_bfloat16(None) else "float32"
     assert experiment(name, {"model.dtype": "auto"}).to_dict()["model"]["dtype"] == here
     assert experiment(name, {"model.dtype": "bfloat16"}).model.dtype == "bfloat16"

@@ -144,7 +144,7 @@ def test_on_a_tpu_only_bytes_of_its_memory_count_and_a_loop_has_its_limit(on_tpu
     }
     product = on_tpu["product"]
     assert (product.kind, product.cycles, product.flops) == ("product", 700, 2 * 4 * 8 * 16)
-    assert product.read == 1 * 4 * 8 * 2 + 4  # one slice, through two fusions, and the counter
+    assert product.read == 1 * 4 * 8 * 2 + 4  # a slice, read through two fusions; the loop counter
     assert product.written == 4 * 16 * 2  # the second result stays on the chip
     assert (on_tpu["fetch"].read, on_tpu["fetch"].written) == (8 * 16 * 2, 0)
     assert (on_tpu["part"].read, on_tpu["part"].written) == (64, 64)
@@ -176,7 +176,7 @@ def test_a_fusion_that_starts_a_collective_is_one_and_what_waits_for_it_is_no_ke
 
 
 def test_a_fused_sort_writes_its_keys_and_its_values():
-    """The root instruction of a fused sort has two results, but it is no ``tuple``."""
+    """The root instruction of a fused sort has two results, but is no ``tuple`` instruction."""
     text = textwrap.dedent("""\
         HloModule jit_f
 
@@ -197,7 +197,7 @@ def test_a_fused_sort_writes_its_keys_and_its_values():
 
 
 def test_padding_of_a_convolution_takes_no_operations():
-    """A window covers two positions. For each result, one is a head and the other is padding."""
+    """The window covers two positions. For each result, one is data and the other is padding."""
     text = textwrap.dedent("""\
         ENTRY %main (a: bf16[1,3,5,1], b: bf16[2,7,5,1]) -> bf16[2,3,7,1] {
           %a = bf16[1,3,5,1]{3,2,1,0} parameter(0)
@@ -369,7 +369,7 @@ def test_collectives_run_beside_the_kernels_between_their_start_and_where_they_a
     ]
     assert kernels(COLLECTIVES) == [k for k in schedule if k.kind != program_kernels.WAIT]
     reduce, gather, copy = 8e6 / 450e9, 4e6 / 450e9, 8e6 / (0.5 * 3350e9)
-    assert copy < gather  # so the program waits for the gather
+    assert copy < gather  # the copy ends first, so the program waits for the gather
     found = predicted_steps.scheduled(schedule, {}, "h100")
     assert found == pytest.approx(max(reduce + copy, reduce + gather) + reduce)
     beside = [k for k in schedule if k.kind == "elementwise"] * 9

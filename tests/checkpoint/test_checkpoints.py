@@ -1,4 +1,7 @@
-"""A damaged checkpoint is found and the previous checkpoint used; other configs are refused."""
+"""A damaged checkpoint is detected, and the checkpoint before it is restored instead.
+
+A checkpoint of another config is refused.
+"""
 
 import json
 import os
@@ -26,7 +29,11 @@ def folder(tmp_path):
 
 
 def save_some(folder, steps=(1, 2, 3), losses=None, **changes):
-    """Saves checkpoints; returns the experiment, the first state, its shapes and the folder."""
+    """Saves a checkpoint at each of ``steps`` in ``folder/run``.
+
+    ``losses`` has validation losses by step, and ``changes`` are settings. Returns the experiment,
+    the first training state, the shapes of its arrays, and the folder of the checkpoints.
+    """
     exp, state, abstract = fresh(folder, **changes)
     with Checkpoints(str(folder / "run"), exp.checkpoint) as checkpoints:
         for step in steps:
@@ -88,7 +95,7 @@ NAMES = ["a[1]", 'a"#\n', "exp [v2]", "a*", "a?", "[!a]", "%20", "日本"]
 
 @pytest.mark.parametrize("name", rest_slow(2, NAMES))
 def test_a_checkpoint_is_restored_whatever_the_name_of_its_folder(folder, name):
-    """Orbax reads a path as a glob pattern. The pattern ``a[1]`` matches the folder ``a1``."""
+    """Orbax reads a path as a glob pattern: for the folder ``a[1]``, it would find ``a1``."""
     for each in ("a1", "ab", name):
         (folder / each).mkdir()
     for sibling in ("a1", "ab"):

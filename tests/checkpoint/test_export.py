@@ -68,12 +68,15 @@ def trained(vocab, **changes):
 
 
 def script(folder):
-    """Runs an exported folder's run.py in this process; returns an object with all its names."""
+    """Runs run.py of an exported folder in this process; returns its global names as attributes."""
     return types.SimpleNamespace(**runpy.run_path(str(folder / "run.py")))
 
 
 def logits_of(model, ids, seg_len, mem_len):
-    """Returns this library's logits for ids [B,S], segment by segment, and the last memory."""
+    """Returns this library's logits for ``ids`` [rows, tokens], and the memory after all tokens.
+
+    The model reads segments of ``seg_len`` tokens with a memory of ``mem_len`` states.
+    """
     mems, found, apply = model.model.init_mems(len(ids), mem_len), [], jax.jit(model.model.apply)
     for start in range(0, ids.shape[1], seg_len):
         segment = ids[:, start : start + seg_len]
@@ -83,7 +86,10 @@ def logits_of(model, ids, seg_len, mem_len):
 
 
 def only_what_jax_needs(folder):
-    """Links only jax and its dependencies into a folder for ``PYTHONPATH``; returns it."""
+    """Links jax and its dependencies, but no other package, into a folder; returns the folder.
+
+    The folder can be the ``PYTHONPATH`` of a process that must not import anything else.
+    """
     for name in NEEDED:
         package = pathlib.Path(str(importlib.import_module(name).__file__)).parent
         for found in (package, package.with_name(f"{name}.libs")):
@@ -95,7 +101,7 @@ def only_what_jax_needs(folder):
 @pytest.mark.integration
 @pytest.mark.parametrize("name", MODELS)
 def test_run_py_gives_the_logits_of_ten_segments_without_this_library(name, tmp_path):
-    """Logits are near 1. The tolerance is 1e-5 in float32 and 3e-2 in bfloat16 (8 bits)."""
+    """Logits are near 1. Tolerances: 1e-5 in float32, 3e-2 in bfloat16 (8 significant bits)."""
     vocab, changes = MODELS[name]
     model, out, packages = trained(vocab, **changes), tmp_path / "out", tmp_path / "packages"
     model.export(out, **SIZES)
@@ -116,7 +122,10 @@ def test_run_py_gives_the_logits_of_ten_segments_without_this_library(name, tmp_
 @pytest.mark.parametrize("name", ["bytes", "words, adaptive"])
 @pytest.mark.skipif(not OTHERS, reason="TXL_OTHER_JAX names no Python with another jax")
 def test_another_jax_runs_what_this_one_exports_and_the_reverse_if_it_is_older(name, tmp_path):
-    """Another jax runs the program and exports it again; this jax, if newer, runs that export."""
+    """Another version of jax runs the exported program, and exports it again.
+
+    If the jax of this process is the newer one, it runs this second export.
+    """
     vocab, changes = MODELS[name]
     model, out = trained(vocab, **changes), tmp_path / "out"
     model.export(out, **SIZES)
@@ -143,12 +152,13 @@ def test_another_jax_runs_what_this_one_exports_and_the_reverse_if_it_is_older(n
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """Returns a model, its exported folder, and an object with all names of its run.py."""
+    """Returns a model, its exported folder, and the global names of run.py as attributes."""
     folder = tmp_path_factory.mktemp("exported") / "out"
     model, frames = trained(WORDS, cutoffs=(4, 9)), "jax_traceback_in_locations_limit"
     before = getattr(jax.config, frames)
     try:
-        # conftest.py sets 0. Then programs have no source paths, and a search proves nothing.
+        # conftest.py sets 0, which keeps source paths out of programs. Then a test could not show
+        # that the export removes such paths.
         jax.config.update(frames, 7)
         model.export(folder, **SIZES)
         assert getattr(jax.config, frames) == 7
@@ -247,7 +257,7 @@ def test_only_new_and_empty_folders_are_written_and_only_as_a_whole(tmp_path):
 
 
 def test_an_empty_folder_stays_the_same_one(tmp_path, monkeypatch):
-    """The folder may be a mounted disk or the current folder, which must not be replaced."""
+    """The folder can be a mounted disk or the current folder, which must not be replaced."""
     (out := tmp_path / "out").mkdir()
     monkeypatch.chdir(out)
     trained(Vocab.from_ids(13), n_layer=1).export(".", **SIZES)

@@ -53,7 +53,7 @@ def test_what_is_saved_is_loaded_bit_for_bit(trained, tmp_path):
 def test_a_model_trained_with_scanned_layers_and_a_kernel_is_loaded_without(
     trained, stacked, tmp_path
 ):
-    """config.json has the settings of training. Loading replaces these and unstacks parameters."""
+    """Loading resets ``scan_layers``, ``remat`` and ``kernel``, and unstacks the parameters."""
     record = trained.config.to_dict()
     record["model"] |= {"scan_layers": True, "remat": "layer", "kernel": "triton"}
     params = stack_layers(trained.params) if stacked else trained.params

@@ -1,4 +1,4 @@
-"""In a workdir, a run overwrites no file of the user, and there are never two models."""
+"""A run overwrites no file of the user in its workdir, and a workdir never has two models."""
 
 import ast
 import contextlib
@@ -172,7 +172,7 @@ def test_modes_that_compare_runs_overwrite_their_own_files_only(trained, tmp_pat
         register_outputs(str(tmp_path), "recl")
     with pytest.raises(WorkdirError, match=r"overwritten: recl\.csv, report\.html\. Name"):
         check_free(str(tmp_path))
-    register_outputs(str(trained), "recl")  # the workdir of a run needs no .txl_jax
+    register_outputs(str(trained), "recl")  # a run's workdir needs no .txl_jax, a list of modes
     assert not (trained / ".txl_jax").exists()
 
 
@@ -247,7 +247,7 @@ VALUES = ("wrong value", "NaN", "unknown key")
 
 
 def readers(folder, claimed):
-    """Returns ``{name: function}`` of every way to read a workdir or an exported folder."""
+    """Returns functions by name, one for each way to read a workdir or an exported folder."""
     text, corpus, exp = claimed
     start = override(exp, {"train.start_from": str(folder), "model.vocab_size": None})
     recl = override(ExperimentConfig(), {"recl.models": [f"a={folder}", f"b={folder}"]})
@@ -288,7 +288,7 @@ def test_a_damaged_record_is_one_line_that_names_the_file(
 
 @pytest.fixture(scope="module")
 def described(claimed, tmp_path_factory):
-    """Returns the folders of a run without checkpoints and a model without parameters."""
+    """Returns two folders: a run without checkpoints, and an exported model without parameters."""
     _, corpus, exp = claimed
     folder = tmp_path_factory.mktemp("described")
     init_workdir(tiny_runs.claimed(folder / "run", exp, corpus), exp, corpus)
@@ -337,10 +337,13 @@ NAMED_BY_HAND = {
 
 
 def written_paths():
-    """Yields (module, path expression, whether it is a figure) for each call that writes a file."""
+    """Yields (module, path as an AST node, whether it is a plot) of each file that the code writes.
+
+    The path of a plot has no ending, since a plot is written as both .png and .svg.
+    """
     for file in sorted((ROOT / "txl_jax").rglob("*.py")):
         module = file.relative_to(ROOT / "txl_jax").as_posix()
-        if not module.startswith("data/"):  # data/ writes the cache of prepared texts, no workdir
+        if not module.startswith("data/"):  # data/ writes into the cache, not a workdir
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "files":
                     for name in getattr(node.value, "keys", ()):  # the files of an analysis

@@ -12,7 +12,10 @@ from txl_jax.command_line import command_for, command_with, typed_command
 
 @pytest.fixture
 def typed(monkeypatch):
-    """A function that pretends the user typed a command: interpreter words, then arguments."""
+    """Returns a function that pretends that the user typed a command.
+
+    ``before`` are the words that start the program, such as python -m NAME; ``arguments`` follow.
+    """
     monkeypatch.delenv("TXL_LAUNCHED_BY", raising=False)
 
     def typed(before, *arguments, **variables):
@@ -68,7 +71,7 @@ def test_a_mode_is_run_in_the_folder_as_seen_from_here(typed, tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_a_run_ends_with_folder_files_and_commands_and_gets_more_steps_by_a_command(tmp_path):
-    """A shell runs the printed commands unchanged."""
+    """A run prints commands at its end, and a shell runs these commands unchanged."""
     config = write_config(tmp_path)
     first = ("--config", config, "--workdir=runs/a")
     done = call(*first, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Workdirs, texts and models in a bucket of Google Cloud Storage, which an emulator serves.
+"""Workdirs, texts and models can be in a bucket of Google Cloud Storage (here an emulator).
 
 Tests that need the bucket are skipped if the extra ``gcs`` or the emulator is not installed.
 """
@@ -300,7 +300,7 @@ def test_killed_in_the_middle_of_saves_in_a_bucket_and_resumed_is_bit_identical(
     draw, cut = random.Random(0), 0
 
     def unfinished(since=0.0):
-        """Yields the steps that are not committed and have an object newer than ``since``."""
+        """Yields folders of uncommitted checkpoints with an object written after ``since``."""
         for step in saved.iterdir() if saved.is_dir() else ():
             with contextlib.suppress(FileNotFoundError):  # the step was removed in the meantime
                 written = [x.stat().st_mtime for x in step.rglob("*") if x.is_file()]

@@ -24,7 +24,7 @@ raise SystemExit(7)
 
 @pytest.fixture(autouse=True)
 def ctrl_c_as_in_a_terminal():
-    """Enables Ctrl-C, which a shell's background jobs, and the programs they start, ignore."""
+    """Enables Ctrl-C, which a shell disables for background jobs and the programs they start."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

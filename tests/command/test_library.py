@@ -1,4 +1,4 @@
-"""The library's methods give the results of the command's modes, with the same settings."""
+"""With the same settings, methods of the library give the results of the command's modes."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""The command line: its modes, and its error messages, which come before it changes any file."""
+"""The command's modes work, and its error messages come before it changes any file."""
 
 import json
 import pathlib

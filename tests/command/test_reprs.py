@@ -59,7 +59,10 @@ def documented_classes():
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory):
-    """One object of each class whose ``repr`` is tested, by class; without classes of settings."""
+    """Returns a dict from each class whose ``repr`` is tested to an object of this class.
+
+    Classes of settings are not in it.
+    """
     folder = tmp_path_factory.mktemp("reprs")
     exp = tiny_runs.experiment(folder, **{"model.n_layer": 3, "train.steps": 50})
     corpus = corpus_from_config(exp.data)

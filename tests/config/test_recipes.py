@@ -1,4 +1,4 @@
-"""Settings, size, header and smoke run of every shipped config are as expected.
+"""Every shipped config has the expected settings, size and header, and its smoke run works.
 
 ``golden/defaults.json`` holds the default of every setting. Another file per experiment holds the
 settings that differ from the defaults. After you change a config or a default, rewrite these files
@@ -42,7 +42,11 @@ OWN_SIZE |= {
 
 
 def variants() -> dict[str, tuple[pathlib.Path, str]]:
-    """Returns ``{name: (file, variant)}`` of all experiments in ``configs/``."""
+    """Returns ``{name: (file, variant)}`` of all experiments in ``configs/``.
+
+    A file with rows (named variants) has one experiment per row. A file without rows is one
+    experiment, with the variant "".
+    """
     found: dict[str, tuple[pathlib.Path, str]] = {}
     for path in CONFIGS:
         rows = config_rows(str(path))
@@ -63,7 +67,11 @@ def load(name, smoke=False, **overrides):
 
 
 def golden_files() -> dict[str, dict[str, object]]:
-    """Returns ``{name: settings}`` of the golden files: defaults, or differences from them."""
+    """Returns what the golden files must contain for the current configs, by file name.
+
+    ``defaults`` is the default of every setting. The entry of an experiment is its settings that
+    differ from these defaults.
+    """
     defaults = flatten(ExperimentConfig().to_dict())
     resolved = {name: flatten(load(name).to_dict()) for name in VARIANTS}
     differences = {
@@ -187,7 +195,7 @@ def test_header_has_the_command_and_rows_by_name(path):
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_header_says_size_score_and_hardware(name):
-    """RESULTS.md has the exact number of parameters; the header rounds it."""
+    """A config's header gives the number of parameters in millions; RESULTS.md has it exactly."""
     path, row = VARIANTS[name]
     header = " ".join(path.read_text().split('"""')[1].split())
     assert not re.search(r"\d,\d{3},\d{3} parameters", header)

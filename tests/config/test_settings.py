@@ -107,7 +107,7 @@ def test_unknown_key_is_refused_and_the_nearest_named(key, nearest):
         ("logdir", "docs/settings.md lists the keys of model, data, loss"),
         ("data.text_column", "the nearest key is 'data.field'"),
         ("optimizer.beta1", "the nearest key is 'optimizer.b1'"),
-        ("recl.groups", "the keys of recl are models, shares"),  # not the similar speed.rounds
+        ("recl.groups", "the keys of recl are models, shares"),  # not suggested: speed.rounds
         ("train.batchsize", "the nearest key is 'train.batch_size'"),
     ],
 )
@@ -456,7 +456,11 @@ def test_value_out_of_range_is_refused_with_its_rule(key, value, rule):
 
 
 def bounds_of(kinds, cls=ExperimentConfig, prefix=""):
-    """Yields ``(key, type, largest value)`` of settings with a type or item type in ``kinds``."""
+    """Yields key, type and largest value of each setting whose type is in ``kinds``.
+
+    A list counts if the type of its items is in ``kinds``. The largest value is None if the setting
+    states none.
+    """
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         hint, key = hints[field.name], prefix + field.name
@@ -991,9 +995,10 @@ def test_a_file_names_only_what_differs_and_overrides_win(config_file):
     ],
 )
 def test_an_override_replaces_a_stored_alternative(stored, given, config_file):
-    """Alternatives are settings of which one is used, such as ``prompt`` and ``prompt_file``.
+    """Of alternatives, such as ``prompt`` and ``prompt_file``, only one is used.
 
-    ``stored`` comes from a run or a config file. An override with ``none`` changes nothing.
+    ``stored`` are settings of a run or a config file. An override of one alternative resets the
+    stored one, but an override with ``none`` changes nothing.
     """
     defaults = flatten(ExperimentConfig().to_dict())
     run = override(ExperimentConfig(), stored)
@@ -1163,7 +1168,7 @@ def all_settings(cls=ExperimentConfig, prefix=""):
 
 
 def test_every_setting_of_text_says_whether_it_names_a_path():
-    """``file_path`` or ``free_text`` declares a text setting; exports leave out the file paths."""
+    """Each text setting is declared by ``file_path`` or ``free_text``; exports omit file paths."""
     texts = {key: field for key, hint, field in all_settings() if _holds_text(hint)}
     assert {"data.path", "recl.models", "train.start_from", "generate.prompt"} <= texts.keys()
     undeclared = [key for key, field in texts.items() if "path" not in field.metadata]
@@ -1355,7 +1360,7 @@ def test_every_setting_is_documented_in_one_sentence(setting):
 
 
 def write_package(folder, seg_len):
-    """Writes a package with a base config and a config that imports it; returns the second path."""
+    """Writes base.py and mine.py, a config that imports base.py; returns the path of mine.py."""
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("")
     (folder / "inner").mkdir()

@@ -160,7 +160,8 @@ def huggingface(folder, **config):
 def in_shards(folder, name, index):
     """Replaces state.safetensors by two shards and their index; returns the first shard.
 
-    ``name`` is the pattern of the shards' names, with ``{}`` for the number.
+    ``name`` is the pattern of the shards' names, with ``{}`` for the number. ``index`` is the name
+    of the index file, which says for each tensor in which shard it is.
     """
     state = load_file(str(folder / "state.safetensors"))
     os.remove(folder / "state.safetensors")
@@ -477,7 +478,7 @@ sys.exit(main(sys.argv[1:]))
         cwd=ROOT,
         timeout=300,
         check=False,
-        # JAX caches programs that take long to compile. This would fail here and print a warning.
+        # JAX writes programs that take long to compile to a cache. Here, this would fail and warn.
         env={**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"},
     )
     assert done.returncode == 2, done.stderr

@@ -1,4 +1,4 @@
-"""Files of other programs: their tensors and vocabularies are read, and no code in them runs."""
+"""Tensors and vocabularies in files of other programs are read, and no code in the files runs."""
 
 import argparse
 import collections
@@ -56,7 +56,7 @@ def sharded(folder, index, shards=SHARDS):
 
 def test_the_shards_of_an_index_are_read_as_one_state(tmp_path):
     assert_state(files.read(sharded(tmp_path, WEIGHTS)).tensors)
-    for shard in SHARDS:  # naming a shard also reads the other shards
+    for shard in SHARDS:  # given one shard, the other shards are read too
         assert_state(files.read(str(tmp_path / shard)).tensors)
 
 

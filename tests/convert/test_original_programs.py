@@ -97,7 +97,7 @@ def test_a_model_trained_here_has_its_losses_there(of, to, trained_run, words, t
     tokens = np.asarray(trained.vocab.encode(tiny_runs.text(40, seed=1)))[:98].reshape(2, 49)
     segments = [(tokens[:, s : s + 16], tokens[:, s + 1 : s + 17]) for s in (0, 16, 32)]
     mems = trained.model.init_mems(2, trained.config.evaluate.mem_len)
-    if to == "huggingface":  # its first memory is zeros, and queries attend to them
+    if to == "huggingface":  # it begins with a memory of zeros, and queries attend to it
         mems = mems.replace(filled=np.full_like(mems.filled, mems.mem_len))
     for got, (inputs, targets) in zip(
         original_programs.losses(to, theirs, segments), segments, strict=True

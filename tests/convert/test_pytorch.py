@@ -1,4 +1,4 @@
-"""States and arguments of the PyTorch programs: which are converted, ignored or refused.
+"""Arrays and arguments of the PyTorch programs are converted; some are ignored or refused.
 
 test_recorded_pytorch.py tests that converted models give the same numbers.
 """

@@ -1,9 +1,9 @@
-"""Outputs, gradients, steps and stored states equal those of ``transformerXL_PPO_JAX``.
+"""Outputs, gradients and stored states equal those of the program ``transformerXL_PPO_JAX``.
 
 Each recording holds that program's parameters (drawn from N(0, 0.2)), a memory, a window of
-observations and the program's results. Recordings are in ``recorded/ppo_jax`` and, if there, in the
-shared folder. The test itself applies the observation encoder, which is a dense layer. Tolerance:
-1e-5 of the largest entry, in float32.
+observations and the program's results. Recordings are in ``recorded/ppo_jax``, and the shared
+folder can have more. The test itself applies the observation encoder, which is a dense layer.
+Tolerance: 1e-5 of the largest entry, in float32.
 """
 
 import functools
@@ -39,14 +39,17 @@ class Recorded:
         self.params = self.under("param/")
         self.cfg = config_from_ppo_jax(self.settings)
         self.model = txl_jax.TransformerXL(self.cfg)
-        hidden = jnp.asarray(self.arrays["memory"].transpose(2, 0, 1, 3))  # to [L,B,M,D]
+        hidden = jnp.asarray(self.arrays["memory"].transpose(2, 0, 1, 3))  # layers first
         self.mems = txl_jax.Memory(hidden, jnp.asarray(self.arrays["filled"], jnp.int32))
 
     def under(self, prefix):
         return {k[len(prefix) :]: v for k, v in self.arrays.items() if k.startswith(prefix)}
 
     def outputs(self, params, obs):
-        """Returns the outputs of the window, from parameters in the other program's layout."""
+        """Returns the model's outputs for the window ``obs``.
+
+        ``params`` have the names and shapes of the recorded program.
+        """
         embedded = obs @ params["encoder/kernel"] + params["encoder/bias"]
         variables = {"params": params_from_ppo_jax(params, self.cfg)}
         begins = self.arrays["begins"]

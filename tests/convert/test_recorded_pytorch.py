@@ -28,7 +28,7 @@ def test_the_recordings_of_this_repository_are_found():
 
 
 def models():
-    """Returns every recording; tests of recordings outside ``CORE`` are integration tests."""
+    """Returns a test parameter per recording; those outside ``CORE`` are marked as integration."""
     rest = lambda name, where: where != "published" or name not in CORE
     mark = lambda *which: [pytest.mark.integration] if rest(*which) else []
     return [pytest.param(*which, marks=mark(*which)) for which in recordings()]
@@ -71,7 +71,11 @@ def assert_close(got, want, what):
 
 
 def assert_memories_equal(mems, recorded, n_layer, i):
-    """A layer's recorded memory is [filled,B,D]; entries after the last layer are unused."""
+    """Asserts that each layer's memory equals the recorded memory after segment ``i``.
+
+    ``recorded`` has an array [states, batch, width] for each layer. Any arrays after those of the
+    layers are not compared.
+    """
     assert (len(recorded) >= n_layer) == (mems.mem_len > 0)
     for n in range(n_layer if mems.mem_len else 0):
         want = recorded[str(n)]

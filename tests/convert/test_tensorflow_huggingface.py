@@ -54,7 +54,10 @@ def assert_equal(got, want):
 
 
 def without_missing_projections(cfg, state):
-    """Returns a PyTorch state without the projections that TF does not have."""
+    """Returns a state of the PyTorch program without the projections that TF's program lacks.
+
+    Without ``proj_same_dim``, TF has no projection for the first part of the vocabulary.
+    """
     drop = () if cfg.proj_same_dim else ("word_emb.emb_projs.0", "crit.out_projs.0")
     return {name: array for name, array in state.items() if name not in drop}
 
@@ -96,10 +99,12 @@ def log_softmax(x):
 
 
 def adaptive_nll(h, targets, ends, weights, biases, projections, cluster):
-    """Returns the losses by both programs' formula for an adaptive softmax.
+    """Returns the loss of each target by the formula that TF and Hugging Face use.
 
-    Tail i's logit is column ends[1] + i - 1 of the head. ``projections`` are [d_i,D] or None.
-    ``cluster`` is the weight and the bias of the tails' columns in the head.
+    In this adaptive softmax, part i of the vocabulary has the ids from ends[i] to ends[i + 1] - 1.
+    Part 0, the head, also has a logit for each later part i, in column ends[1] + i - 1; ``cluster``
+    is the weight and the bias of these columns. ``weights`` and ``biases`` have an entry per part.
+    ``projections[i]`` [width of part i, width of h] is applied to ``h`` first, unless it is None.
     """
     into = lambda h, p: h if p is None else h @ p.T
     head_weight = np.concatenate([weights[0], cluster[0]])
@@ -179,7 +184,7 @@ def test_tensorflows_flags():
             "init_std": 0.005,
             "tgt_len": 5,
             "mem_len": 5,
-            "cutoffs": [0, 7, 15, 23],  # as in corpus-info.json, with 0 and V
+            "cutoffs": [0, 7, 15, 23],  # as in corpus-info.json: with 0 and the vocabulary size
         }
     )
     assert (cfg.dropout, cfg.dropatt, cfg.clamp_len) == (0.2, 0.0, 9)

@@ -1,4 +1,7 @@
-"""Every published form of a benchmark corpus gives the authors' ids; other data is labelled."""
+"""Each published file format of a benchmark corpus gives the token ids of the authors' code.
+
+A corpus whose text differs from the published text gets a label that says so.
+"""
 
 import hashlib
 import io
@@ -109,13 +112,16 @@ def test_enwik8_protocol_is_the_authors_unless_named_and_they_share_no_cache(tmp
 
 
 def as_numbers(part: bytes) -> bytes:
-    """Returns bytes as the authors' script writes them: as numbers, except for line feeds."""
+    """Returns the text that the authors' script for enwik8 makes of these bytes.
+
+    Each byte is written as a decimal number, but a line feed stays a line feed.
+    """
     return " ".join("\n" if v == 10 else str(v) for v in part).encode()
 
 
 @pytest.mark.parametrize("protocol", ["authors", "bytes"])
 def test_enwik8_is_the_same_from_every_form(tmp_path, protocol):
-    raw = wiki_bytes(600_000)  # written as numbers, it fills several blocks
+    raw = wiki_bytes(600_000)  # as numbers, this text is read in several blocks
     parts = {"train": raw[:540_000], "valid": raw[540_000:570_000], "test": raw[570_000:]}
     forms = {
         "file": tmp_path / "a" / "enwik8",
@@ -276,7 +282,7 @@ def test_published_files_with_other_counts_are_refused(tmp_path, monkeypatch):
 
 
 def test_the_counts_are_told(tmp_path, capsys):
-    say_once.cache_clear()  # otherwise a text that another test printed is not printed again
+    say_once.cache_clear()  # say_once would omit a text that another test has printed
     load_corpus("wt2", write_folder(tmp_path / "t", "{}.txt", WIKI), cache_dir=tmp_path)
     told = capsys.readouterr().err
     assert (
@@ -353,7 +359,11 @@ def test_the_double_protocol_of_lm1b_is_tfs_stream(tmp_path):
 
 
 def slow_tf_stream(text: bytes, symbols: list[str]) -> list[int]:
-    """Returns the ids from TF's ``encode_sents`` with ``add_double_eos``, all sentences joined."""
+    """Returns the ids of a text in the form in which the authors' TensorFlow code reads sentences.
+
+    That code (``encode_sents`` with ``add_double_eos``) puts ``<S>`` before and after a sentence,
+    and then joins all sentences. ``symbols[i]`` is the word of id i; other words are ``<UNK>``.
+    """
     stream = []
     for line in text.decode().split("\n"):
         for word in ["<S>", *line.strip(" ").split(" "), "<S>"]:

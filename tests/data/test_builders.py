@@ -1,4 +1,4 @@
-"""Programs that use ``tfds`` get a corpus's text from TFDS files, without TensorFlow."""
+"""TensorFlow Datasets (TFDS) stores and reads the text of each corpus, without TensorFlow."""
 
 import subprocess
 import sys

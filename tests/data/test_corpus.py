@@ -1,4 +1,4 @@
-"""A corpus is prepared once, in a folder of its own; damage to the folder is found."""
+"""A corpus is prepared once and then read from its cache folder; damaged files are detected."""
 
 import concurrent.futures
 import multiprocessing
@@ -319,7 +319,7 @@ def test_a_damaged_file_is_found_and_the_corpus_prepared_again(book, tmp_path, n
     load_corpus("text", book, vocab="char", cache_dir=cache)
     (folder,) = folders(cache)
     good = {path.name: path.read_bytes() for path in folder.iterdir()}
-    if name == "corpus.json":  # it holds hashes of the other files, but not its own
+    if name == "corpus.json":  # corpus.json has hashes of the other files, but not of itself
         (folder / name).write_text("{" if how == "truncated" else "[]")
     else:
         damage(folder / name, how)
@@ -396,7 +396,7 @@ def test_text_that_is_not_utf8_needs_bytes_and_says_that_it_has_them(tmp_path, c
     message = refused(lambda: load_corpus("text", mixed, vocab="char", cache_dir=tmp_path))
     assert "remove such bytes, for example by  iconv -c -f UTF-8 -t UTF-8 FILE > NEW, or" in message
     for _ in range(2):  # the second time, the cache is read
-        source.say_once.cache_clear()  # prints its notes again, as in a new process
+        source.say_once.cache_clear()  # notes are printed again, as in a new process
         assert load_corpus("text", path, cache_dir=tmp_path).train[400] == 0xE9
         (note,) = capsys.readouterr().err.splitlines()[1:]
         place = "train split, byte 400 is 0xe9"
@@ -416,7 +416,7 @@ def test_characters_between_blocks_are_utf8_and_the_first_wrong_byte_is_named(at
     raw[at] = 0xFF
     (tmp_path / "x.txt").write_bytes(raw)
     load_corpus("text", tmp_path / "x.txt", cache_dir=tmp_path)
-    wrong = at if at % 2 == 0 else at - 1  # where the first byte of the damaged character is
+    wrong = at if at % 2 == 0 else at - 1  # offset of the damaged character's first byte
     assert f"byte {wrong} is 0x{raw[wrong]:02x}" in capsys.readouterr().err
 
 
@@ -424,9 +424,9 @@ def test_what_is_said_of_a_text_does_not_depend_on_the_cache(tmp_path, capsys):
     (tmp_path / "train.jsonl").write_text('{"text": "a cat\\r\\n"}\n' * 40 + '{"text": "x"}\n')
     said = []
     for _ in range(2):
-        source.say_once.cache_clear()  # prints its notes again, as in a new process
+        source.say_once.cache_clear()  # notes are printed again, as in a new process
         load_corpus("text", tmp_path, cache_dir=tmp_path / "c")
-        load_corpus("text", tmp_path, cache_dir=tmp_path / "c")  # prints nothing more
+        load_corpus("text", tmp_path, cache_dir=tmp_path / "c")  # a second load prints nothing
         said.append(capsys.readouterr().err.splitlines())
     assert said[0] == said[1]
     files, sizes, crlf, short = said[0]
@@ -539,7 +539,7 @@ def test_text_is_read_with_its_line_ends_and_a_note_says_that_they_are_symbols(
     assert text == "a cat\r\nsat\n" * 40
     kept = "\\r is a part of the text, and prompts need it too"
     assert told.splitlines()[-1] == f"note: {path}: 40 line ends are CRLF (Windows); {kept}"
-    source.say_once.cache_clear()  # prints its notes again, as in a new process
+    source.say_once.cache_clear()  # notes are printed again, as in a new process
     load_corpus("text", path, vocab=kind, cache_dir=tmp_path)
     assert capsys.readouterr().err == told
     path.write_bytes(b"a cat\nsat\n" * 30)

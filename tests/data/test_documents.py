@@ -1,4 +1,4 @@
-"""Documents: memory is reset where a document begins, and no target crosses a boundary."""
+"""Memory is reset where a document begins, and no token is predicted from another document."""
 
 import dataclasses
 import itertools
@@ -63,7 +63,7 @@ def test_a_document_has_the_separator_that_it_shares_with_the_next():
     found = separated(np.array([0, 5, 6, 0, 2, 3, 0, 4, 0]), 0, "x")
     assert [d.tolist() for d in found] == [[0, 5, 6, 0], [0, 2, 3, 0], [0, 4, 0]]
     assert (len(found), found.n_targets) == (3, 8)
-    found = separated(np.array([7, 7, 0, 0, 3]), 0, "x")  # neither begins nor ends with a separator
+    found = separated(np.array([7, 7, 0, 0, 3]), 0, "x")  # no separator at the beginning or the end
     assert [d.tolist() for d in found] == [[7, 7, 0], [0, 0], [0, 3]]
     assert found[-1].tolist() == [0, 3]
     with pytest.raises(IndexError):
@@ -144,7 +144,11 @@ def model_and_params(**changes):
 
 
 def loss_alone(model, params, split, m, t):
-    """Returns the sum of losses. Reads each document by itself: the slow and obvious way."""
+    """Returns the summed loss of all targets if each document is read by itself.
+
+    A document begins with an empty memory of ``m`` states, and is read in segments of ``t`` tokens.
+    This is slow, but obviously right.
+    """
     total = 0.0
     nll = jax.jit(
         lambda x, y, mems, n: model.apply({"params": params}, x, y, mems, lengths=n, method="nll")
@@ -160,7 +164,7 @@ def loss_alone(model, params, split, m, t):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("dynamic", [False, True])  # False: the memory caches keys and values
+@pytest.mark.parametrize("dynamic", [False, True])  # if False, memory caches keys and values
 @pytest.mark.parametrize("b", [1, 3])
 def test_evaluation_gives_the_loss_of_each_document_alone(shared, dynamic, b):
     model, params = model_and_params(same_length="tf")
@@ -398,7 +402,8 @@ def test_two_separators_share_no_token(tmp_path):
     ids = np.asarray(corpus.train.ids)
     found = ended_at(ids, separator_ends(ids, corpus.vocab.encode("\n\n")))
     assert found.starts.tolist() == corpus.train.starts.tolist()
-    # The token before a scored text is the end of a separator. It does not begin a new separator.
+    # Before a scored text, the model reads the last token of a separator, 0. This 0 and the 0 that
+    # begins the text do not count as a further separator.
     model, params = model_and_params()
     line, mark = np.array([0, 5, 6, 0, 0, 0, 7]), np.array([0, 0])
     c = txl_jax.config.ScoreConfig(mem_len=8, seg_len=8)
@@ -460,7 +465,7 @@ def test_a_run_on_documents_resumes_with_the_same_bits_and_reports_each_document
 
 
 def tiny_trained(**data):
-    """A language model of ids with random parameters."""
+    """Returns a language model of token ids with random parameters and the settings ``data``."""
     model, params = model_and_params()
     exp = txl_jax.ExperimentConfig.from_dict({"data": {"name": "tokens", **data}})
     exp = dataclasses.replace(exp, model=model.cfg)
@@ -542,7 +547,7 @@ def test_generated_ids_are_written_as_an_array_with_starts(tmp_path):
     trained = tiny_trained()
     config = dataclasses.replace(trained.config, generate=GenerateConfig(**settings))
     write_continuations(dataclasses.replace(trained, config=config), str(tmp_path))
-    data = dataclasses.replace(config.data, document_separator="0")  # sample.starts.npy is used
+    data = dataclasses.replace(config.data, document_separator="0")  # unused: the file has starts
     found = read_documents(tmp_path / "sample.npy", data, V)
     expected = [one.ids.tolist() for one in trained.generate(**settings)]
     assert [ids.tolist() for ids in found] == expected

@@ -1,4 +1,4 @@
-"""Prefetching keeps the order of items and errors, and closing it ends its thread."""
+"""Prefetching gives items and errors in their order; closing the iterator ends its thread."""
 
 import threading
 

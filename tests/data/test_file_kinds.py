@@ -1,4 +1,7 @@
-"""A file that is not text is refused, with its kind named, unless its bytes are asked for."""
+"""A file that is not text is refused by an error that names its kind, such as a PDF document.
+
+With ``data.vocab=byte``, the bytes of any file can be read.
+"""
 
 import bz2
 import gzip

@@ -1,4 +1,7 @@
-"""Batches cut on the device equal batches sent to the device; both runs end in the same bits."""
+"""Batches that the device cuts out of the text equal batches that the host sends to the device.
+
+A run with ``train.text_on_device`` ends with exactly the same parameters as a run without it.
+"""
 
 import dataclasses
 import types
@@ -38,7 +41,7 @@ def test_batches_are_those_that_are_sent(kind, memory, every):
     there = streams(**KINDS[kind])
     text = device_text(there)
     batch_at = jax.jit(lambda text, at: text.batch(at))
-    for step in range(3 * there.n_segments):  # three epochs, each with other shifts
+    for step in range(3 * there.n_segments):  # three epochs; a partial shuffle differs in each
         want = training_batch(there, step, memory, every)
         got = batch_at(text, training_position(there, step, memory, every))
         for field in ("inputs", "targets", "weights", "reset"):
@@ -80,7 +83,11 @@ def params_of(outcome):
 )
 @pytest.mark.usefixtures("as_users_compile")
 def test_a_run_ends_in_the_same_bits(tmp_path, changes):
-    """Compiles as for users: with the reduced optimisation of tests, the runs would differ."""
+    """Runs with and without ``train.text_on_device`` end with identical parameters.
+
+    Both are compiled with the optimisations that users get. With the fewer optimisations that other
+    tests use, the parameters would differ.
+    """
     if changes.get("train.steps_per_dispatch"):
         changes = {**changes, "checkpoint.every": 6}
     sent = run(tmp_path, tmp_path / "sent", **changes)

@@ -1,4 +1,7 @@
-"""Compressed files, archives and records give the text in them, or an error of one line."""
+"""Compressed files, archives and files of records are read as the text that they contain.
+
+A damaged or unsuitable file gives an error of one line.
+"""
 
 import bz2
 import csv
@@ -383,7 +386,7 @@ def test_documents_of_no_or_one_token_are_left_out_and_counted(tmp_path, capsys)
 
 
 def test_bytes_words_and_lines_are_those_of_each_record_that_is_kept(tmp_path):
-    """These counts are the denominators of bits per byte and word perplexity."""
+    """The numbers of bytes and words are the denominators of bits per byte and word perplexity."""
     texts = ["é", "two words", "é", "and\nthree more", "é"] * 30
     (tmp_path / "x.jsonl").write_bytes(json_lines(texts))
     corpus = load_corpus("text", tmp_path / "x.jsonl", vocab="char", cache_dir=tmp_path / "c")
@@ -493,7 +496,10 @@ def test_settings_that_contradict_records_are_refused(tmp_path):
 
 
 def saved(folder: pathlib.Path, songs, parts=2):
-    """Writes a folder as the package ``datasets`` saves it, and a cache file beside the data."""
+    """Writes songs in the format in which Hugging Face's package ``datasets`` saves a data set.
+
+    The data are in ``parts`` files. Beside them is a cache file, whose text is not in the data set.
+    """
     folder.mkdir(parents=True)
     names = [f"data-{n:05}-of-{parts:05}.arrow" for n in range(parts)]
     cuts = np.linspace(0, len(songs), parts + 1).astype(int)

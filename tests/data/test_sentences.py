@@ -32,7 +32,7 @@ def streams_of(sentences, b, t, seed=None, **options):
 
 
 def sentences_of(lengths, first=1) -> Pieces:
-    """Returns one sentence for each number of words in ``lengths``; no word occurs twice."""
+    """Returns one sentence of n words for each n in ``lengths``; no word occurs twice."""
     ends = np.cumsum([0, *(n + 1 for n in lengths)])
     tokens = np.arange(first, first + ends[-1] + 1, dtype=np.int32)
     tokens[ends] = S
@@ -58,9 +58,9 @@ def rows_of(streams, epoch=0):
 
 
 def cut_at_boundaries(pairs) -> list[tuple[int, ...]]:
-    """Returns the words of a row's sentences.
+    """Returns the words of each sentence, given a row's pairs of input and target token.
 
-    Asserts that each sentence has the inputs ``<S> w..`` and the targets ``w.. <S>``.
+    Asserts that a sentence of the words a b has the inputs ``<S> a b`` and the targets ``a b <S>``.
     """
     found: list[tuple[int, ...]] = []
     words: list[int] = []
@@ -131,7 +131,7 @@ def test_every_epoch_has_an_order_of_its_own(monkeypatch):
     for order in found[1:]:
         same = sum(place[s] == i for i, s in enumerate(order) if s)
         assert same < 0.05 * len(order)
-        # Whole shards of 16 sentences move too, not only the sentences in a shard.
+        # Shards (groups of 16 sentences) are shuffled too, not only the sentences within a shard.
         moved = [abs(place[s] - i) for i, s in enumerate(order) if s]
         assert np.mean(moved) > 2 * 16
 
@@ -256,11 +256,14 @@ def test_there_is_no_segment_outside_of_the_pass(index):
 
 
 # --------------------------------------------------------------------------------------
-# TF's stream: two ``<S>`` between sentences.
+# The stream of the authors' TensorFlow code: two ``<S>`` between sentences.
 
 
 def double_sentences(n, seed=0) -> tuple[Pieces, list[list[int]]]:
-    """Returns sentences of TF's stream as a prepared corpus has them, and each sentence's words."""
+    """Returns n sentences as a prepared corpus of TF's stream has them, and each sentence's words.
+
+    Each of these sentences begins with one ``<S>`` and ends with two.
+    """
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, 10, n)
     words = np.split(np.arange(1, 1 + lengths.sum()), np.cumsum(lengths)[:-1])

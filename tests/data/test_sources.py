@@ -1,4 +1,4 @@
-"""Each corpus finds its text in every documented form, and refuses unsafe or wrong files."""
+"""Each corpus reads its text in every documented file format, and refuses unsafe or wrong files."""
 
 import concurrent.futures
 import hashlib
@@ -119,7 +119,10 @@ TEXTS = {n: random.Random(n).choices(range(97, 101), k=3000) for n in ("a.txt", 
 
 
 def archive_of(kind: str) -> bytes:
-    """Returns an archive of two texts: a zip, or a tar with compression ``kind`` ("" for none)."""
+    """Returns an archive of two texts, as bytes: a zip file if ``kind`` is "zip", else a tar file.
+
+    For a tar file, ``kind`` is the compression, such as "gz"; "" means no compression.
+    """
     whole = io.BytesIO()
     if kind == "zip":
         with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as out:
@@ -363,7 +366,7 @@ def test_a_path_that_is_no_regular_file_is_refused_and_never_opened(tmp_path, na
     ],
 )
 def test_a_link_to_nothing_is_not_an_absent_file(tmp_path, name, link):
-    """If it counted as absent, the test split would silently be cut from train or be valid."""
+    """If a broken link counted as no file, other text would, for example, become the test split."""
     for split in ("train", "valid"):
         (tmp_path / f"{split}.txt").write_text("a line\n" * 100)
         np.save(tmp_path / f"{split}.npy", np.arange(100))
@@ -446,9 +449,10 @@ def test_valid_addresses_are_accepted(url):
 
 
 class Breaking(http.server.BaseHTTPRequestHandler):
-    """Serves ``data``, or its rest from a requested byte on.
+    """An HTTP server whose answers can break off, as in an interrupted download.
 
-    Each answer ends early, at the next byte offset in ``stops``, if there is one.
+    It serves ``data``, or the rest of it from a requested byte on. Each answer takes the next byte
+    offset from ``stops`` and ends there. When ``stops`` is empty, answers are complete.
     """
 
     data = b""

@@ -18,7 +18,10 @@ LINES = {"train": b"of train\n" * 40, "valid": b"of valid\n" * 30, "test": b"of 
 
 
 def write(folder, **files):
-    """Writes ``{name: split}``: the lines of that split, or ``split`` itself as the text."""
+    """Writes files and returns their folder.
+
+    ``files`` maps a file's name to a split, whose ``LINES`` are written, or to the text itself.
+    """
     for name, split in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

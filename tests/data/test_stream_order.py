@@ -1,4 +1,7 @@
-"""Segments, batches and warm-up of every kind of stream have the recorded hashes."""
+"""Hashes of batches show that every kind of stream gives its tokens in the recorded order.
+
+Published numbers depend on this order.
+"""
 
 import hashlib
 
@@ -24,9 +27,9 @@ def documents(shared):
 
 
 def sentences(times=1):
-    """Returns sentences with one or two ``<S>`` between them.
+    """Returns 5,000 sentences with one or two ``<S>`` between them, as ``times`` says.
 
-    In a batch of 3 rows, each row has two shards of sentences.
+    5,000 sentences are more than one shard (1,024 sentences) for each row of a batch of 3 rows.
     """
     lengths = np.random.default_rng(2).integers(0, 12, 5000) + times
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -61,7 +64,11 @@ def fields(value):
 
 
 def record(streams, steps):
-    """Returns a hash of the streams' sizes and of the segments, batches and epochs at ``steps``."""
+    """Returns one hash of all that the streams give at ``steps``.
+
+    It covers the numbers of targets, segments and rows. For each step, it covers the segment, some
+    of its rows, the training batch and the number of epochs that are over.
+    """
     found = [np.array([streams.n_targets, streams.n_segments, streams.batch_size])]
     for step in steps:
         found += fields(streams.at_step(step))
@@ -121,7 +128,10 @@ ORDERED = {
 
 @pytest.mark.parametrize(("kind", "drop", "context_len"), list(ORDERED))
 def test_batches_of_scoring_are_the_recorded_ones(kind, drop, context_len):
-    """Batches have 1, 7 and 60 rows. The hashes include the warm-up batches before each row."""
+    """Batches have 1, 7 and 60 rows.
+
+    The hashes also cover warm-up batches: the text before each row, which fills memory unscored.
+    """
     found = []
     for b, t in ((1, 30), (7, 12), (60, 5)):
         options = {"drop_remainder": drop, "context_len": context_len}

@@ -27,7 +27,7 @@ def slow_streams(tokens, batch_size, drop_remainder):
 
 
 def slow_segments(tokens, batch_size, seg_len, drop_remainder):
-    """Returns inputs, targets and weights [B, T] of every segment, made element by element."""
+    """Returns an array [3, batch, time] per segment: inputs, targets and weights, by slow loops."""
     streams = slow_streams(tokens, batch_size, drop_remainder)
     found: list[np.ndarray] = []
     while any(len(stream) > len(found) * seg_len for stream in streams):
@@ -42,7 +42,11 @@ def slow_segments(tokens, batch_size, seg_len, drop_remainder):
 
 
 def slow_context(tokens, batch_size, seg_len, drop_remainder, context_len, index):
-    """Returns inputs [B, C+T] of a segment with its context, and a mask of the streams' starts."""
+    """Returns the inputs of a segment with the context before it, and where streams begin.
+
+    Both arrays are [batch, context_len + seg_len]. The second one is True at the first token of a
+    stream.
+    """
     segment = slow_segments(tokens, batch_size, seg_len, drop_remainder)[index]
     context = np.zeros((batch_size, context_len), np.int64)
     starts = np.zeros((batch_size, context_len + seg_len), bool)
@@ -162,7 +166,10 @@ def test_a_segment_depends_on_its_index_alone():
 
 
 class Watched(np.ndarray):
-    """An array that records which tokens are read. The test has token n at index n."""
+    """An array that records which tokens are read.
+
+    In the test, the token at index n is n, so that tokens show which indices were read.
+    """
 
     read: set
 
@@ -261,7 +268,10 @@ def rolled(tokens, b, t, seed, context_len=0):
 
 
 def shuffled_rows(n, batch_size, streams, epoch):
-    """Returns the rows of tokens 0 .. n-1, each rolled by its random shift as in NVIDIA's code."""
+    """Returns tokens 0 .. n-1 as rows, each rotated by the shift that ``streams`` drew for it.
+
+    NVIDIA's code shuffles rows in this way.
+    """
     size = n // batch_size
     rows = [list(range(b * size, (b + 1) * size)) for b in range(batch_size)]
     shifts = [streams.order.shift(epoch, b) for b in range(batch_size)]
@@ -287,7 +297,7 @@ def test_every_shift_is_as_likely_and_streams_are_shifted_apart():
     for b in range(3):
         counts = np.bincount(shifts[:, b], minlength=20)
         assert len(counts) == 20
-        assert np.min(counts) > 60  # 100 are expected, with standard deviation 10
+        assert np.min(counts) > 60  # expected: 100 for each shift (standard deviation 10)
         assert np.max(counts) < 140
         assert np.mean(shifts[1:, b] == shifts[:-1, b]) < 0.1
         assert np.mean(shifts[:, b] == shifts[:, b - 1]) < 0.1

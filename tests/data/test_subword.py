@@ -55,7 +55,7 @@ def test_any_bytes_come_back_or_are_refused_where_they_are_no_text(vocab, raw):
 
 
 def test_what_is_no_character_is_refused(vocab):
-    """If a command line has bytes that are not UTF-8, Python gives characters such as U+DCFF."""
+    """Python represents bytes of a command line that are not UTF-8 as characters such as U+DCFF."""
     with pytest.raises(
         DataError, match=r"^text, character 2: '\\udcff' is not a character; give text"
     ):
@@ -122,7 +122,10 @@ def test_no_more_than_a_block_and_a_piece_is_held():
 
 
 def test_merges_are_the_pairs_that_stand_together_most_often():
-    """Counted by hand: xy 14 times, then xy+z 9, xy+w 5, q+w 3. Line ends are not merged."""
+    """By hand: x+y occurs 14 times, and then xy+z 9 times, xy+w 5 times and q+w 3 times.
+
+    No merge includes a line end.
+    """
     text = "xyz\n" * 9 + "xyw\n" * 5 + "qw\n" * 3
     learnt = Vocab.from_subwords([text], vocab_size=260)
     assert learnt.symbols[256:] == ["xy", "xyz", "xyw", "qw"]

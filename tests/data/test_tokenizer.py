@@ -21,7 +21,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 
 def word_pieces():
-    """Returns a tokenizer in lower case that adds [CLS], truncates to 3 tokens and pads to 20."""
+    """Returns a tokenizer that lower-cases text, adds [CLS], cuts to 3 tokens and pads to 20."""
     made = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
     made.normalizer = tokenizers.normalizers.Lowercase()
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

@@ -1,4 +1,4 @@
-"""``data.name=tokens``: an array of ids is checked, and memory-mapped without a copy."""
+"""With ``data.name=tokens``, an array of token ids is checked and memory-mapped without a copy."""
 
 import bz2
 import collections
@@ -351,7 +351,7 @@ def test_ids_of_a_memory_map_are_checked_in_every_part(tmp_path):
 def test_the_header_of_llm_c_is_no_part_of_the_ids(tmp_path, magic, version, dtype):
     ids = IDS + (100_000 if dtype == "<u4" else 0)
     path = llm_c(tmp_path / "ids.bin", ids, magic, version, dtype)
-    corpus = load_corpus("tokens", path, dtype="int64")  # the type in the header is used
+    corpus = load_corpus("tokens", path, dtype="int64")  # ignored: the header gives the type
     np.testing.assert_array_equal(np.concatenate(splits(corpus)), ids)
     assert len(corpus.vocab) == ids.max() + 1
     with pytest.raises(DataError, match=rf"token 5 \(byte {1024 + 5 * int(dtype[2])}\)"):

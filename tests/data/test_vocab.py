@@ -1,4 +1,7 @@
-"""A vocabulary gives the authors' ids and decodes them; its errors name the symbol and place."""
+"""A vocabulary gives the ids of the authors' code, and decodes them.
+
+Its errors name the symbol and the place in the text.
+"""
 
 import itertools
 import json

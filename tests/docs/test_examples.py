@@ -53,7 +53,8 @@ def ppo():
 def acted(ppo):
     """Returns a small run, its first state, and two consecutive rollouts.
 
-    A rollout is (world, last value, steps, buffer), with the world and the buffer after it.
+    A rollout is (world, last value, steps, buffer). The world is the environments' state after the
+    rollout, and the buffer has the model's states up to then.
     """
     run = ppo["PPO"](ppo["Settings"](**SMALL))
     state, rollout = tiny_models.quick(run.init)(), tiny_models.quick(run.rollout)
@@ -84,7 +85,10 @@ def test_episodes_end_inside_windows_and_their_returns_are_sums_of_rewards(acted
 
 @pytest.mark.integration
 def test_advantages_are_the_sums_of_their_definition(acted):
-    """A_t = sum over k of (gamma lambda)^k delta_(t+k), up to the end of the episode."""
+    """A_t = sum over k of (gamma lambda)^k delta_(t+k), up to the end of the episode.
+
+    delta_t is the reward at step t, plus gamma times the next value, minus the value.
+    """
     run, _, [(_, last_value, steps, _), _] = acted
     c, n_steps = run.c, SMALL["steps"]
     got = run.advantages(steps, last_value)
@@ -104,7 +108,7 @@ def test_advantages_are_the_sums_of_their_definition(acted):
 
 @pytest.mark.integration
 def test_before_the_first_update_all_importance_ratios_are_1(acted, ppo):
-    """Learning on windows computes the log-probabilities and values of acting, in both rollouts."""
+    """On windows, the model computes the log-probabilities and values that it had while acting."""
     run, state, found = acted
 
     @tiny_models.quick

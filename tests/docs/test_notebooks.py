@@ -46,7 +46,7 @@ NAMES = sorted(path.name for path in FOLDER.glob("*.ipynb"))
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_keeps_the_outputs_of_its_own_cells(name):
-    """Run notebooks/keep_outputs.py after a change of a cell."""
+    """If this test fails after you changed a cell, run notebooks/keep_outputs.py."""
     notebook = json.loads((FOLDER / name).read_text(encoding="utf-8"))
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert not any(line.startswith(("%", "!")) for cell in cells for line in cell["source"])
@@ -255,8 +255,9 @@ get_ipython = Shell
 
 @pytest.fixture
 def image(tmp_path):
-    """Runs the first cell with fake packages, GPU and pip; returns the process and pip's calls.
+    """Returns a function that runs the first cell with fake packages, GPU and pip.
 
+    The function returns the finished process and pip's calls. ``packages`` maps names to versions.
     ``gpu`` is what the fake nvidia-smi prints, or its shell program if ``gpu`` has several lines.
     ``before`` is code that runs first: with ``import IPython`` the cell runs as in a notebook.
     """
@@ -617,7 +618,7 @@ def test_colabs_versions_agree_after_the_first_cell(tmp_path):
     )
     done = run(f"import jax\n{cell}")
     assert (done.returncode, "run all cells again" in done.stderr) == (1, True), done.stderr
-    environment["TXL_SOURCE"] = "file:///absent"  # it could not be installed
+    environment["TXL_SOURCE"] = "file:///absent"  # an installation would fail
     done = run(f"{cell}\n{told}")
     assert done.returncode == 0, done.stderr
     versions = set(json.loads(done.stdout))

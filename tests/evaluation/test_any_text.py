@@ -147,7 +147,10 @@ def test_bits_per_byte_are_those_of_a_text_that_the_tokens_determine(monkeypatch
 
 
 def notes(vocab, text):
-    """The notes before the summary (without ``NO_BITS``), and whether it has bits per byte."""
+    """The notes before the summary, except ``NO_BITS``, and whether that note is absent.
+
+    Exactly then, the summary has bits per byte.
+    """
     lines = io.StringIO(text, newline="\n").readlines()
     ids = any_text.encode_lines(vocab, lines, "text")
     summary = str(any_text.text_score(vocab, lines, ids, [np.ones(len(i)) for i in ids]))

@@ -28,7 +28,7 @@ def _tokens(seed: int, length: int, vocab_size: int, dtype=np.int32) -> np.ndarr
 
 
 def _witten_bell(train, vocab_size: int):
-    """The formula in the docstring of ``bigram``: a function of a word and the word before it."""
+    """Returns p(w, h), the probability of word w after word h by the formula of ``bigram``."""
     train = [int(t) for t in train]
     once = collections.Counter(train)
     pair = collections.Counter(itertools.pairwise(train))
@@ -85,7 +85,7 @@ def test_a_bigram_of_ten_thousand_words_takes_memory_for_the_pairs_that_occur_on
     loss(baselines.bigram, train, test, 10_000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 50e6  # bytes; V*V counts would take 800e6
+    assert peak < 50e6  # bytes; counts of all V*V pairs would take 800e6
 
 
 def test_xz_is_the_size_that_lzma_gives_in_bits_per_byte():

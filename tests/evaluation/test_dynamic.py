@@ -226,7 +226,7 @@ def test_a_warm_start_fills_memory_and_teaches_nothing(dynamic):
 
 
 def test_the_pull_leads_back_to_the_trained_values_and_never_past_them():
-    """With gradient 0, decay * root = 1/3 moves a third of the way, 1 or more moves all the way."""
+    """With gradient 0, a value moves by the part min(decay * root, 1) of the way back."""
     trained, root = {"w": np.zeros(4, np.float32)}, {"w": np.array([0, 1, 3, 30], np.float32)}
     state = Learner({"w": np.full(4, 6, np.float32)}, trained, root)
     after = update(state, trained, DynamicConfig(rule="rms", decay=1 / 3))
@@ -284,7 +284,7 @@ def test_statistics_are_of_the_corpuss_training_split():
 
 def test_progress_counts_statistics_and_scored_segments_and_both_can_be_stopped():
     told: list[tuple[int, int]] = []
-    scorer = evaluator(RMS)  # 8 segments, and 4 of statistics
+    scorer = evaluator(RMS)  # scores 8 segments, after 4 for statistics
     scorer.run(params_of(), progress=lambda *numbers: told.append(numbers))
     assert told == [(n, 12) for n in range(1, 13)]
     for limit in (2, 6):

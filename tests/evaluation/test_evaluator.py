@@ -337,7 +337,10 @@ def test_the_report_shows_a_bar_of_all_segments_for_each_row(tmp_path, monkeypat
 
 
 def test_a_limit_on_segments_names_the_targets_that_are_scored():
-    """Two streams of 20 and 19 targets, then three streams of sentences of 5, 4 and 3 tokens."""
+    """The first text has two streams of 20 and 19 targets.
+
+    The second text has three streams, each with one sentence: of 5, 4 and 3 tokens.
+    """
     c = ProtocolConfig(batch_size=2, seg_len=8, max_segments=1)
     places = np.asarray(target_indices(c, TOKENS[:40]))
     assert places.tolist() == [*range(1, 9), *range(21, 29)]

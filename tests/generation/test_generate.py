@@ -37,7 +37,7 @@ SAMPLED = dataclasses.replace(GREEDY, temperature=1.0)  # greedy texts soon repe
 
 
 def made(prompts, c, cfg=CFG):
-    """All continuations, int32 [B,length]."""
+    """The new tokens of all continuations, int32 [B,length]."""
     params = tiny_models.variables(cfg)["params"]
     return np.concatenate([p.tokens for p in generate(cfg, params, prompts, c)], axis=1)
 
@@ -214,7 +214,7 @@ def test_bfloat16_draws_with_the_losses_of_float32_about(monkeypatch, form, rows
     monkeypatch.setattr(wide_products, "_LEAST", 0)
     cfg = dataclasses.replace(CFG, dtype="bfloat16", **CAST[form])
     params, prompts = tiny_models.variables(cfg)["params"], prompts_of(5, 9)[:rows]
-    c = dataclasses.replace(SAMPLED, mem_len=11, length=70)  # more than one dispatch
+    c = dataclasses.replace(SAMPLED, mem_len=11, length=70)  # more tokens than one dispatch makes
     pieces = list(generate(cfg, params, prompts, c))
     cfg = with_window(dataclasses.replace(cfg, dtype="float32"))
     logits_of, model = tiny_models.apply(cfg, "__call__"), TransformerXL(cfg)
@@ -222,7 +222,7 @@ def test_bfloat16_draws_with_the_losses_of_float32_about(monkeypatch, form, rows
         new = np.concatenate([p.tokens for p in pieces], axis=1)[row]
         found = np.concatenate([p.nll for p in pieces], axis=1)[row]
         text = np.concatenate([prompt, new])
-        if not cfg.memory_free:  # with a window, one long segment equals many short ones
+        if not cfg.memory_free:  # with a window, one long segment gives the same logits
             mems = model.init_mems(1, 11)
             whole, _ = logits_of({"params": params}, text[None], mems)
         for place in range(len(prompt), len(text), 23):
@@ -306,7 +306,10 @@ def test_a_stop_text_ends_a_row_and_is_not_shown_even_in_parts(monkeypatch):
 
 
 def test_a_model_of_bytes_writes_utf8_and_nothing_else():
-    """With random weights, each text is valid UTF-8. The length can cut only its last character."""
+    """With random weights, each text is valid UTF-8; the limit on tokens can cut a last character.
+
+    Without ``valid_text``, some texts are invalid.
+    """
     cfg = tiny_models.config(vocab_size=256)
     params, prompts = tiny_models.variables(cfg)["params"], ["a", "é", "", "€uro"]
     trained = TrainedModel(

@@ -1,6 +1,7 @@
-"""A row has the same text in a batch as alone, and cached states give the text of recomputation.
+"""A row gets the same text in a batch as alone, and the same text with a cache as without it.
 
-Both are true for every state of the memory: empty, partly filled, full, and overwritten twice.
+Without a cache, all states are computed again for each token. Both are true for every state of the
+memory: empty, partly filled, full, and overwritten twice.
 """
 
 import dataclasses
@@ -20,10 +21,11 @@ FORMS = {**WITH_MEMORY, "tf window": {"same_length": "tf"}, **WITHOUT_MEMORY}
 
 M = 9
 LENGTHS = (1, 3, M, M + 1, M + 2, 3 * M + 1, 129, 200)
-"""Lengths of prompts. All tokens except the last are first read into memory: none, a few, M - 1, M,
-M + 1, several times M. The prompts of 129 and 200 tokens fill a whole chunk of 128 tokens."""
+"""Lengths of prompts. All tokens except the last are first read into memory: these are none, a few,
+M - 1, M, M + 1 or several times M tokens. They are read in chunks of 128 tokens; the prompts of 129
+and 200 tokens fill a whole chunk."""
 TURNING = GenerateConfig(length=2 * M + 6, mem_len=M, temperature=0.0)
-"""Long enough to overwrite the whole memory, a ring buffer, twice."""
+"""Settings with enough new tokens to overwrite the whole memory, a ring buffer, twice."""
 
 
 SEEDS = {
@@ -34,7 +36,7 @@ SEEDS = {
     "absolute": 5,
     "absolute_per_layer": 2,
 }
-"""Seeds of parameters that give varied greedy texts, with different rows; the default is 1."""
+"""For each form, a seed of parameters with which greedy texts vary and rows differ; default 1."""
 
 
 def lively(form):
@@ -51,7 +53,11 @@ def lively(form):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """For each token made with memory: its logits [B,V]; ``filled`` and ``oldest`` before it."""
+    """A list with (logits [B,V], ``filled``, ``oldest``) for each token that is made with memory.
+
+    ``filled`` and ``oldest`` describe the memory before the token: the number of filled slots of
+    each row, and the slot of the ring buffer that has the oldest state.
+    """
     seen: list[tuple[np.ndarray, ...]] = []
     by_memory = generation._step_with_memory
     keep = lambda *arrays: seen.append(tuple(map(np.array, arrays)))
@@ -85,7 +91,10 @@ def test_a_greedy_row_of_a_batch_is_what_it_is_alone(form):
 
 
 def recomputed(form, window, text, mem_len):
-    """Logits [T,V] from ``reference``, with the text as one segment, no memory, in float64."""
+    """Logits [T,V] from ``reference``, with the text as one segment, no memory, in float64.
+
+    ``window`` is the value of the setting ``same_length``.
+    """
     cfg, params = lively(form)
     cfg, params = dataclasses.replace(cfg, same_length=window), reference.float64(params)
     scores, _ = reference.logits(params, cfg, text, [[]] * cfg.n_layer, mem_len)

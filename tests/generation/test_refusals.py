@@ -52,7 +52,7 @@ def refused(command):
 
 
 def exported(folder, vocab):
-    """Saves a model of a vocabulary, with random parameters, as a folder of plain files."""
+    """Saves a model with this vocabulary and random parameters as a folder of plain files."""
     cfg = tiny_models.config(vocab_size=len(vocab))
     params = jax.tree.map(np.asarray, tiny_models.variables(cfg)["params"])
     exp = txl_jax.config.override(
@@ -187,7 +187,7 @@ def test_a_byte_order_mark_is_no_part_of_a_prompt(chars, words, tmp_path, comman
 
 
 def test_standard_output_that_lacks_a_character_does_not_end_the_run(tmp_path, monkeypatch):
-    """On an ASCII terminal, text has question marks and JSON has escapes."""
+    """On an ASCII terminal, other characters become question marks in text and escapes in JSON."""
     folder = exported(tmp_path / "model", Vocab.from_chars(["é"]))
     for flags, want in (({}, b"?????\n"), ({"json": "-"}, rb'"continuation": "\u00e9')):
         terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")

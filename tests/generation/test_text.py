@@ -1,4 +1,4 @@
-"""Tokens become text piece by piece. The pieces change neither stop texts nor split characters."""
+"""Tokens become text piece by piece. Where a piece ends changes neither the text nor its stop."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -26,7 +26,10 @@ BYTES = [*b"ab \n", *"é€\ufffd".encode(), 0xFF]
 
 
 def in_pieces(vocab, prompt, made, sizes, **settings):
-    """Adds tokens to a ``Continuation`` in pieces of these sizes; returns it and shown texts."""
+    """Adds the tokens ``made`` to a ``Continuation`` in pieces; returns it and the shown texts.
+
+    ``sizes`` has the number of tokens of each piece; one more piece has all tokens that are left.
+    """
     c = GenerateConfig(length=len(made), **settings)
     row, shown = Continuation("", vocab, c, list(prompt)), []
     ends = np.cumsum(sizes).tolist()
@@ -36,7 +39,11 @@ def in_pieces(vocab, prompt, made, sizes, **settings):
 
 
 def text_of(vocab, prompt, made, valid_text):
-    """The text of ``made``, decoded at once, with the prompt's incomplete last character."""
+    """The text of the tokens ``made`` after ``prompt``, decoded all at once.
+
+    If the prompt ends inside a character, the text begins with this character. If ``valid_text``,
+    an incomplete character at the end of the text is left out.
+    """
     before, whole = vocab.decode(prompt), vocab.decode([*prompt, *made])
     if vocab.kind not in ("byte", "subword"):
         return whole[len(before) :]

@@ -1,4 +1,7 @@
-"""Devices this machine lacks; without their compiler, tests that compile for them are skipped."""
+"""Descriptions of devices that this machine lacks, for tests that compile programs for them.
+
+If the compiler for such a device is not installed, these tests are skipped.
+"""
 
 import contextlib
 import importlib.util
@@ -19,10 +22,10 @@ needs_libtpu = pytest.mark.skipif(not HAS_LIBTPU, reason=NO_LIBTPU)
 
 @contextlib.contextmanager
 def absent_tpus(topology: str) -> Iterator[list[jax.Device]]:
-    """Yields the chips of a slice to compile for, and restores the environment afterwards.
+    """Yields descriptions of the TPU chips of ``topology``, for which programs can be compiled.
 
     Meanwhile, XLA_FLAGS is not set: with the tests' CPU flags in it, libtpu would end the process
-    at its first program.
+    at its first program. Afterwards, all environment variables have their old values again.
     """
     jax.devices()  # the CPU backend reads XLA_FLAGS here
     before = dict(os.environ)

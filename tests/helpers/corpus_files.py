@@ -1,4 +1,4 @@
-"""Small corpora in their published formats, and functions that look them up."""
+"""Writes small corpora in their published formats, and calls the functions that find a corpus."""
 
 import dataclasses
 import functools

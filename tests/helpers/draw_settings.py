@@ -1,4 +1,4 @@
-"""Draws random settings and values; each draw must be refused in one line or be traceable.
+"""Draws random settings, each of which must be refused in one line or be traced without an error.
 
     python tests/helpers/draw_settings.py --draws=10000 --seed=0
 
@@ -9,8 +9,8 @@ text, like command-line flags, and half as Python values, like JSON. A draw pass
     accepted    the training step, the scoring of a segment and a step of generation pass
                 ``jax.eval_shape``
 
-Any other exception is a failure, and so is a check that takes over 60 seconds of CPU time. (On a
-slow CPU, tracing the shapes of a model takes about a second.)
+Any other exception is a failure. It is also a failure if the settings and the checks of memory take
+over 60 seconds of CPU time.
 """
 
 import argparse
@@ -49,7 +49,10 @@ LONGEST_MESSAGE = 600
 HUNG_SECONDS = 60.0
 """The most CPU time, in seconds, allowed for reading and checking settings."""
 DEEP = 8
-"""Deeper models are traced as a scan, or with only this many layers: all layers are alike."""
+"""A model with more layers than this is traced as a scan over layers, or with this many layers.
+
+This suffices because all layers are alike.
+"""
 
 BASE = {
     "model": {
@@ -102,7 +105,7 @@ WRONG: tuple[Any, ...] = (
 
 
 def settings(cls: type = ExperimentConfig, prefix: str = "") -> dict[str, Any]:
-    """The type of every setting by its dotted key."""
+    """The type of every setting, in a dict by its dotted key, such as ``model.n_layer``."""
     found: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(cls).items():
         if dataclasses.is_dataclass(hint):
@@ -113,7 +116,7 @@ def settings(cls: type = ExperimentConfig, prefix: str = "") -> dict[str, Any]:
 
 
 def drawn(rng: random.Random, hint: Any) -> Any:
-    """A value for a setting of type ``hint``; with probability 1/5, a value of any type."""
+    """A random value for a setting of type ``hint``; with probability 1/5, a value of any type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if rng.random() < 0.2:
         return rng.choice(WRONG + INTEGERS + HUGE + FLOATS + EXTREME)
@@ -145,7 +148,7 @@ def changes(rng: random.Random) -> dict[str, Any]:
 
 
 def read(base: ExperimentConfig, changed: dict[str, Any], as_text: bool) -> ExperimentConfig:
-    """The experiment with the changes, given as text like flags or as values like JSON."""
+    """Returns ``base`` with the settings ``changed``, read as text like flags or as JSON values."""
     if as_text:
         return override(base, {key: _text(value) for key, value in changed.items()})
     nested = base.to_dict()
@@ -167,7 +170,10 @@ def _text(value: Any) -> str:
 
 
 def check(exp: ExperimentConfig) -> None:
-    """Runs the memory checks of training, generation and the probe; they raise ConfigError."""
+    """Raises ConfigError if the devices or their memory do not suffice for the settings.
+
+    The checks are those of training, of generation and of the analysis ``probe``.
+    """
     check_training_memory(exp, *build_meshes(exp))
     if exp.generate.length:
         generate.check_generation_memory(exp.model, exp.generate)
@@ -288,21 +294,22 @@ def generation(exp: ExperimentConfig) -> None:
 
 @dataclasses.dataclass
 class Outcome:
-    """The results of the draws: counts, the slowest of each kind, and the failures."""
+    """The results of the draws: how many had each outcome, the longest times, and the failures."""
 
     counts: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     slowest: dict[str, tuple[float, str]] = dataclasses.field(default_factory=dict)
     failures: list[str] = dataclasses.field(default_factory=list)
 
     def took(self, kind: str, seconds: float, what: str) -> None:
-        """Notes the time of a draw if it is the longest of its kind."""
+        """Notes the time of a draw if no earlier draw took longer for ``kind``, check or trace."""
         self.slowest[kind] = max(self.slowest.get(kind, (0.0, "")), (seconds, what))
 
 
 def run(draws: int, seed: int, first: int = 0, traced: bool = True) -> Outcome:
-    """Makes draws ``first`` .. ``first + draws - 1`` of a seed; draws are independent.
+    """Makes ``draws`` draws, from draw number ``first`` on, and returns their results.
 
-    If ``traced``, the programs of accepted settings are traced too.
+    A draw depends only on the seed and on its number. If ``traced``, the programs of accepted
+    settings are traced too.
     """
     base, outcome = ExperimentConfig.from_dict(BASE), Outcome()
     for number in range(first, first + draws):
@@ -324,7 +331,7 @@ def run(draws: int, seed: int, first: int = 0, traced: bool = True) -> Outcome:
 def _checked(
     base: ExperimentConfig, changed: dict[str, Any], as_text: bool, what: str, outcome: Outcome
 ) -> tuple[ExperimentConfig | None, str]:
-    """Returns the experiment, ``None`` if refused, and the result in words; notes failures."""
+    """Returns the experiment (None if refused) and its outcome; adds failures to ``outcome``."""
     start, stage, exp = time.thread_time(), "refused by the settings", None
     try:
         exp = read(base, changed, as_text)

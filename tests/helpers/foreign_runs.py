@@ -1,4 +1,4 @@
-"""A tiny model of another program as files, and the command that converts it."""
+"""Writes the files of a tiny model of another program, and runs the command that converts it."""
 
 import json
 import subprocess

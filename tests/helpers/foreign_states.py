@@ -1,7 +1,8 @@
-"""Random model states with the names and shapes of other programs, taken from their code.
+"""Random model states with the parameter names and shapes that other programs use.
 
-:func:`pytorch` follows the authors' PyTorch code; the other functions give the same values the
-names and layout of NVIDIA's, TF's and Hugging Face's programs: all four convert to one model.
+:func:`pytorch` follows the authors' PyTorch code. The other functions return the same values with
+the names and the layout of NVIDIA's program, of the authors' TF code and of Hugging Face's program.
+All four states must therefore convert to the same model.
 """
 
 import numpy as np
@@ -10,7 +11,10 @@ from txl_jax.model.adaptive import clusters
 
 
 def pytorch(c, seed=0):
-    """``state_dict`` of the authors' ``MemTransformerLM``; a tied tensor has all its names."""
+    """A random ``state_dict`` of the authors' ``MemTransformerLM`` for the model settings ``c``.
+
+    A tied tensor is in it under each of its names.
+    """
     d, heads, big = c.d_model, c.n_head * c.d_head, c.d_embed or c.d_model
     per_layer = (c.n_layer,) if c.untie_r else ()
     rows = (c.n_layer, c.n_positions, c.n_head)
@@ -68,10 +72,11 @@ def pytorch(c, seed=0):
 
 
 def nvidia(c, seed=0):
-    """The values of :func:`pytorch` by NVIDIA's names.
+    """The values of :func:`pytorch` under the names that NVIDIA's program uses.
 
-    Tied projections are only in ``shared_out_projs``. With ``absolute_per_layer``, ``r_emb`` has
-    one axis [N*H] instead of the two axes [N,H] that :func:`pytorch` gives it.
+    An output projection that is tied to the embedding's is in ``shared_out_projs``, not in
+    ``out_projs``. With ``absolute_per_layer``, the last axis of ``r_emb`` has all N heads of size
+    H, [N*H], while :func:`pytorch` has two axes [N,H].
     """
     state = {}
     for name, array in pytorch(c, seed).items():
@@ -93,7 +98,7 @@ def nvidia(c, seed=0):
 
 
 def huggingface(c, seed=0):
-    """The values of :func:`pytorch` by the names of Hugging Face's ``TransfoXLLMHeadModel``."""
+    """The values of :func:`pytorch` under the names of Hugging Face's ``TransfoXLLMHeadModel``."""
     state = {}
     for name, array in pytorch(c, seed).items():
         if name in ("r_w_bias", "r_r_bias"):
@@ -103,7 +108,7 @@ def huggingface(c, seed=0):
             if not c.untie_r:
                 state["transformer." + name] = array
         elif name.startswith("crit.cluster_"):
-            state[name] = array[::-1]  # here tail i is row i - 1, in pytorch() row -i
+            state[name] = array[::-1]  # tail cluster i has row i - 1 here, row -i in pytorch()
         elif name.startswith("crit."):
             state[name] = array
         else:
@@ -112,9 +117,11 @@ def huggingface(c, seed=0):
 
 
 def tensorflow(c, seed=0):
-    """The values of :func:`pytorch` as a checkpoint of the authors' TF code, with its optimizer.
+    """The values of :func:`pytorch` as a checkpoint of the authors' TF code.
 
-    A projection that TF leaves out (``proj_same_dim`` False) is absent. Weights are tied.
+    It includes the variables of the optimizer. Embedding and softmax share their weights. Between
+    equal widths, the TF code has a projection only with clusters of several widths and
+    ``proj_same_dim``.
     """
     pt, tf = pytorch(c, seed), {}
     has = lambda width: width != c.d_model or (c.div_val > 1 and c.proj_same_dim)

@@ -5,8 +5,8 @@
 It prints its port, then serves until it is stopped.
 
 The package gcp-storage-emulator stores the objects. This file adds what clients need and the
-package lacks: a request can set a condition on an object's generation, the response to a read
-names the generation, and an upload that is cut off stores nothing.
+package lacks: a request can set a condition on an object's generation (its version number), the
+response to a read names the generation, and an upload that is cut off stores nothing.
 """
 
 import functools

@@ -26,7 +26,7 @@ def forget_clients():
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory):
     """The folder in which the emulator stores the objects of the bucket ``gs://box``."""
-    for package in ("gcsfs", "gcp_storage_emulator"):  # imported once the variables are set
+    for package in ("gcsfs", "gcp_storage_emulator"):  # not imported before the variables are set
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     folder = tmp_path_factory.mktemp("store")

@@ -1,7 +1,7 @@
-"""Fused attention in Triton's interpreter, and plain attention, for each case kernels distinguish.
+"""Runs fused attention in Triton's interpreter, and computes plain attention to compare it with.
 
-The interpreter runs in its own process, because TRITON_INTERPRET must be set before Python
-imports Triton.
+``FORMS`` has an example of each case that the kernels distinguish. The interpreter runs in its own
+process, because TRITON_INTERPRET must be set before Python imports Triton.
 """
 
 import concurrent.futures
@@ -69,11 +69,14 @@ FORMS: dict[str, dict] = {
 NAMES = ("out", "dq", "dk", "dval", "du", "dv", "dr")
 TILE = {"SX": 16, "SD": 32, "SQ": 32, "SK": 16}
 TOLERANCE = {"float32": 1e-6, "float16": 5e-3, "bfloat16": 2e-2}
-"""Errors relative to the largest entry; measured: 6.5e-7 at most in float32, 1.4e-3 in float16."""
+"""The allowed error of each array, relative to its largest entry.
+
+Measured: at most 6.5e-7 in float32 and 1.4e-3 in float16.
+"""
 
 
 def made(form, dtype="float32"):
-    """The attention inputs of a form of ``FORMS``."""
+    """The inputs of attention for ``form``, a value of ``FORMS``."""
     t, m = form.get("t", 21), form.get("m", 27)
     rows = form.get("rows", B)
     filled = jnp.asarray(form.get("filled", (m,) * rows), jnp.int32)
@@ -95,7 +98,7 @@ def made(form, dtype="float32"):
 
 
 def values_and_gradients(attend, inputs):
-    """Attention and its gradients by name, computed under ``jit``."""
+    """The result of ``attend`` and its gradients, by name, computed under ``jit``."""
     return by_name(jax.jit(parity.values_and_gradients, static_argnums=0)(attend, inputs))
 
 
@@ -115,7 +118,8 @@ def by_name(results):
 def assert_near(found, expected, tolerance):
     for name in NAMES:
         assert np.isfinite(found[name]).all(), name
-        # If queries see only themselves, gradients are 0 up to rounding of sums of H products.
+        # If each query attends only to itself, some gradients are 0 except for rounding errors,
+        # which come from sums of H products. The limit is then relative to sqrt(H).
         largest = np.abs(expected[name]).max()
         largest = largest if largest > 1e-9 else expected["out"].shape[-1] ** 0.5
         apart = np.abs(found[name] - expected[name]).max() / largest
@@ -123,14 +127,17 @@ def assert_near(found, expected, tolerance):
 
 
 def expected(form, dtype="float32"):
-    """Plain attention and its gradients in float32, for the inputs of the kernels."""
+    """Plain attention and its gradients in float32, for inputs that are rounded to ``dtype``."""
     inputs = floats_as(made(form, dtype), jnp.float32)
     with jax.default_matmul_precision("highest"):
         return values_and_gradients(reference.attend, inputs)
 
 
 def in_float64(form, dtype="float32"):
-    """Attention that looks up a distance vector for every pair, and its gradients, in float64."""
+    """Attention and its gradients in float64, by the plain formula.
+
+    For every pair of a query and a key, it looks up the position vector of their distance.
+    """
     inputs = made(form, dtype)
     mask, t, m = inputs.mask, inputs.mask.seg_len, inputs.mask.mem_len
     seen, keep = np.asarray(mask.allowed()), np.ones(())
@@ -149,7 +156,8 @@ def in_float64(form, dtype="float32"):
         weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf)) * keep
         return jnp.einsum("nbtk,nbkh->nbth", weights, val)
 
-    # The direction is drawn in float32, as in parity.values_and_gradients.
+    # The gradients are those of sum(attention * direction). As in parity.values_and_gradients, the
+    # direction is drawn in float32.
     direction = np.asarray(jax.random.normal(jax.random.key(9), inputs.q.shape), np.float64)
     arrays = (inputs.q, inputs.k, inputs.val, inputs.positions)
     numbers = jax.tree.map(lambda x: np.asarray(x, np.float64), arrays)
@@ -174,7 +182,7 @@ def interpreter():
 
 
 def small_tiling(form):
-    """A replacement of ``triton.tiling`` with the tiles of a form of ``FORMS``."""
+    """A replacement of ``triton.tiling`` that returns the tile sizes of ``form``."""
     sizes = {**TILE, **form.get("tile", {})}
 
     def tiling(kernel, *_):
@@ -187,7 +195,7 @@ def small_tiling(form):
 
 
 def interpreted(form, dtype="float32"):
-    """The kernels' attention and gradients; called in the interpreter's process."""
+    """The kernels' attention and gradients; to be called in the interpreter's process."""
     triton.launch = launch_interpreted
     triton.tiling = small_tiling(form)
     setattr(triton.Form, "every", form.get("every", 4))  # noqa: B010
@@ -196,7 +204,10 @@ def interpreted(form, dtype="float32"):
 
 
 def launch_interpreted(kernel, given, results, grid, form):
-    """Replaces ``triton.launch``; entries that a kernel does not write are NaN."""
+    """Replaces ``triton.launch``: runs a kernel in the interpreter and returns its results.
+
+    Entries that the kernel does not write are NaN.
+    """
     import torch
     from triton.runtime import interpreter as runtime
 

@@ -33,27 +33,34 @@ def run(argv):
 sys.argv = sys.argv[1:]
 app.run(run, flags_parser=main.parse_flags)
 """
-"""A program that runs ``main``, then writes as JSON which rows of the text it has read."""
+"""A program that runs ``main``, then writes as JSON which rows of the batch it has read."""
 
 
 QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-"""Halves a process's start-up, which is mostly compilation (measured: 15 s of a core, not 29)."""
+"""Halves the start-up of a process, which is mostly compilation.
+
+Measured: 15 s of one core's time instead of 29 s.
+"""
 
 
 class Processes:
-    """N processes of one command, each with its output in a file; the context's end kills them."""
+    """Processes that run one command together, each with its output in a file.
+
+    At the end of the ``with`` block, processes that still run are killed.
+    """
 
     def __init__(self, folder, n, *arguments, devices=1, heartbeat=60, spy=None, slurm=False):
         """Starts the processes.
 
         Args:
           folder: where the files with their outputs are written.
-          n: number of processes; 1 is started without flags about other processes.
+          n: number of processes; a single process gets no flags about other processes.
           arguments: the command line of ``txl_jax.main``.
           devices: number of CPU devices of each process.
           heartbeat: seconds of silence after which a process counts as dead.
           spy: path; ``spy.rows-I`` will hold the rows that process I has read.
-          slurm: whether environment variables like srun's, not flags, number the processes.
+          slurm: whether each process finds its number in environment variables, as with srun,
+            and not in flags.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.outputs = [folder / f"output-{i}.txt" for i in range(n)]
@@ -91,13 +98,16 @@ class Processes:
             process.wait()
 
     def wait(self, timeout=240):
-        """Exit codes and outputs once all have ended; fails after ``timeout`` seconds."""
+        """Returns exit codes and outputs when all have ended; fails after ``timeout`` seconds."""
         limit = time.monotonic() + timeout
         self.until(lambda: all(p.poll() is not None for p in self.all), limit)
         return [p.returncode for p in self.all], [self.output(i) for i in range(len(self.all))]
 
     def until(self, true, limit=None):
-        """Waits until ``true()`` is true; fails with the processes' outputs at time ``limit``."""
+        """Waits until ``true()`` is true; fails with the outputs if ``limit`` comes first.
+
+        ``limit`` is a time of ``time.monotonic``; by default, it is 240 seconds from now.
+        """
         limit = limit or time.monotonic() + 240
         while not true():
             if time.monotonic() > limit:
@@ -150,7 +160,7 @@ def job_with_free_port():
 
 
 def ran(folder, n, *arguments, timeout=240, **more):
-    """Runs N processes to their end; returns their outputs; every exit code must be 0."""
+    """Runs ``n`` processes to their end and returns their outputs; every exit code must be 0."""
     with Processes(folder, n, *arguments, **more) as processes:
         codes, outputs = processes.wait(timeout)
     assert codes == [0] * n, "\n---\n".join(outputs)

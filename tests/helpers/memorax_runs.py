@@ -1,11 +1,12 @@
-"""Runs memorax's agents with ``SequenceModel``, in a Python environment that has memorax.
+"""Runs agents of memorax, a library of reinforcement learning, with ``SequenceModel``.
 
     python memorax_runs.py ppo FOLDER       5 updates, a checkpoint, 5 updates more
     python memorax_runs.py resume FOLDER    5 updates from that checkpoint
     python memorax_runs.py learn FOLDER     PPO on a memory task, and its mean returns
     python memorax_runs.py r2d2 FOLDER      some updates of R2D2
 
-Each writes its results as MODE.json or MODE.npz.
+The Python environment must have memorax. Each command writes its results as MODE.json or MODE.npz,
+where MODE is its first argument.
 """
 
 import json
@@ -31,10 +32,13 @@ ENVIRONMENTS, STEPS, WIDTH, DELAY = 16, 16, 32, 6
 
 
 class Recall:
-    """The first observation, 1 or -1, names the action that is right DELAY steps later."""
+    """A memory task: the first observation, 1 or -1, tells which action is right DELAY steps later.
+
+    This last action has the reward 1 if it is right, else -1. All other rewards are 0.
+    """
 
     def reset(self, key, params=None):
-        """Returns observation and state: time and cue."""
+        """Returns the first observation, and the state: the time 0, and the right action."""
         cue = jax.random.bernoulli(key).astype(jnp.int32)
         return jnp.array([2.0 * cue - 1.0, 0.0]), (jnp.int32(0), cue)
 
@@ -55,7 +59,7 @@ class Recall:
 
 
 def network(head: nn.Module) -> Network:
-    """An encoder, GTrXL with a memory that is shorter than a rollout, and a head."""
+    """A network of an encoder, a GTrXL whose memory is shorter than a rollout, and ``head``."""
     cfg = txl_jax.TransformerXLConfig(
         n_layer=2, d_model=WIDTH, n_head=4, d_head=8, d_inner=32, same_length="tf",
         pre_lnorm=True, untie_r=True, gate="gru", gate_bias=1.0, init_std=0.2,
@@ -77,13 +81,17 @@ def ppo(epochs: int, minibatches: int) -> PPO:
 
 
 def parameters(state: Any) -> dict[str, Any]:
-    """The parameters and carries of PPO by path."""
+    """The parameters and the recurrent states (carries) of actor and critic, by path."""
     kept = state.actor_params, state.critic_params, state.actor_carry, state.critic_carry
     return {jax.tree_util.keystr(k): np.asarray(x) for k, x in jax.tree.leaves_with_path(kept)}
 
 
 def saved(folder: pathlib.Path) -> None:
-    """Runs PPO with one update per rollout, so its KL divergence compares acting with learning."""
+    """Runs 10 updates of PPO, and saves a checkpoint after 5 updates.
+
+    Each rollout has a single update. The KL divergence before this update thus compares the policy
+    as it acted with the same policy as learning computes it.
+    """
     agent, divergence = ppo(epochs=1, minibatches=1), []
     key, state = agent.init(jax.random.key(0))
     with ocp.StandardCheckpointer() as checkpointer:
@@ -114,7 +122,7 @@ def resume(folder: pathlib.Path) -> None:
 
 
 def learn(folder: pathlib.Path) -> None:
-    """Writes the mean return of PPO's last episodes, and of new ones without exploration."""
+    """Trains PPO; writes the mean return of its last episodes, and of new ones by ``evaluate``."""
     agent = ppo(epochs=4, minibatches=4)
     key, state = agent.init(jax.random.key(0))
     key, state, transitions = agent.train(key, state, 60 * ENVIRONMENTS * STEPS)
@@ -126,7 +134,10 @@ def learn(folder: pathlib.Path) -> None:
 
 
 def r2d2(folder: pathlib.Path) -> None:
-    """Writes the losses of R2D2, whose burn-in computes the first carry."""
+    """Writes the losses of R2D2, and the number of episodes in its evaluation.
+
+    R2D2 computes the first carry of a stored sequence by burn-in.
+    """
     buffer = make_prioritised_episode_buffer(
         max_length=4096, min_length=256, sample_batch_size=16, sample_sequence_length=20,
         add_batch_size=ENVIRONMENTS, add_sequences=True,

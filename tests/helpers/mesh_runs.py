@@ -74,7 +74,7 @@ def prepared(exp: ExperimentConfig):
 
 
 def gradient(exp: ExperimentConfig):
-    """The gradient of the first step, on the host, with layers unstacked."""
+    """The gradient of the first step, on the host, with separate arrays for each layer."""
     model, _, shardings, state = prepared(exp)
     batch = jax.device_put(batches(exp.model.vocab_size)[0], shardings.rows())
 

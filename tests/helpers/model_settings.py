@@ -50,7 +50,7 @@ NEEDS: dict[str, dict] = {
 
 
 def values(field: dataclasses.Field) -> list:
-    """Every value that the setting's type lists; if it lists none, its :data:`VALUES`."""
+    """Every value that the setting's type lists, or, if it lists none, the values in ``VALUES``."""
     kind = typing.get_type_hints(txl_jax.TransformerXLConfig)[field.name]
     if kind is bool:
         return [False, True]

@@ -31,7 +31,11 @@ def flat(tree):
 
 
 def edge_cases(form):
-    """Returns parameters (one has norm above 10, one is all zeros) and gradients (one is zero)."""
+    """Returns parameters, and ``STEPS`` gradients for them, that include edge cases of the rules.
+
+    One array of parameters has a norm above 10, and another one is all zeros. The gradient of a
+    third array is 0.
+    """
     params = copy.deepcopy(tiny_models.variables(tiny_models.config(**FORMS[form]))["params"])
     layer = params["layer_0"]
     layer["feed_forward"]["inner"]["kernel"] *= 30
@@ -46,7 +50,10 @@ def edge_cases(form):
 
 
 def by_optimizer(params, gradients, c, place=lambda tree: tree):
-    """Yields the parameters after each gradient, from the jitted optimizer with settings ``c``."""
+    """Yields the parameters after each gradient, from the jitted optimizer with settings ``c``.
+
+    ``place`` puts a tree of arrays onto devices.
+    """
     exp = ExperimentConfig(optimizer=c, train=TrainConfig(steps=STEPS))
     optimizer = make_optimizer(exp)
     params = place(params)

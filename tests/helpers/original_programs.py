@@ -59,7 +59,7 @@ def code(program):
 
 
 def losses(program, made, segments, mems=None):
-    """The loss in nats of every target [B,T], segment by segment, with memory carried along."""
+    """For each segment, the losses of its targets in nats [B,T]; memory is carried along."""
     import torch
 
     found = []

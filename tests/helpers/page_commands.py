@@ -13,13 +13,13 @@ def links(text: str) -> list[str]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """Flags of every call of txl_jax.main, directly or through launch/, in ``sh`` blocks."""
+    """The flags of each call of ``txl`` in ``sh`` blocks, directly or by a script of launch/."""
     found = calls(text, r"txl_jax\.main$|launch/(?!test\.sh)|^txl$")
     return [[word for word in words if word.startswith("--")] for words in found]
 
 
 def calls(text: str, program: str) -> list[list[str]]:
-    """Arguments of every call in ``sh`` blocks of a program that the regular expression matches."""
+    """The arguments of each call, in ``sh`` blocks, of a program whose name matches ``program``."""
     found = []
     for block in re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():

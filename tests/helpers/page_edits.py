@@ -1,4 +1,4 @@
-"""The edits of files that a page shows in ``diff`` blocks, applied to a copy of the repository."""
+"""Reads the edits that a page shows in ``diff`` blocks, and applies them to copies of the files."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ class Edit(NamedTuple):
 
 
 def edits(text: str) -> dict[str, list[Edit]]:
-    """The edits of each section of a page that has ``diff`` blocks, by its heading."""
+    """The edits in the ``diff`` blocks of each section of a page, in a dict by the heading."""
     found = {}
     for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
         blocks = re.findall(r"```diff\n(.*?)```", section, flags=re.DOTALL)

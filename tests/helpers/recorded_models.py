@@ -16,7 +16,10 @@ OTHER_RECORDINGS = ("lamb",)
 
 
 def recordings():
-    """Name and folder of every recorded model; if several folders have it, the first counts."""
+    """Returns (name, key of ``FOLDERS``) of every recorded model.
+
+    If several folders have a model, the first of these folders counts.
+    """
     found: dict[str, str] = {}
     for where, folder in FOLDERS.items():
         for file in sorted(folder.glob("*.json")):

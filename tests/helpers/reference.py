@@ -89,7 +89,10 @@ def float64(tree):
 
 
 def sinusoid(distance, cfg):
-    """R_d: D/2 sines, then D/2 cosines of d / 10000^(2k/D); d is at most ``clamp_len``, if set."""
+    """R_d, the sinusoid [D] of distance d: D/2 sines, then D/2 cosines, of d / 10000^(2k/D).
+
+    k counts the sines from 0, and the cosines likewise. A positive ``clamp_len`` limits d.
+    """
     if cfg.clamp_len > 0:
         distance = min(distance, cfg.clamp_len)
     angles = [distance / 10000 ** (2 * k / cfg.d_model) for k in range(cfg.d_model // 2)]
@@ -128,6 +131,7 @@ def joined(x, y, p):
 def attention_mask(i, n_past, mem_len, same_length, starts):
     """Positions of [memory; segment] that query i of the segment can attend to, as a list.
 
+    ``n_past``: number of states in memory.
     ``starts``: positions of the segment where a new episode begins.
     """
     here = n_past + i
@@ -278,7 +282,10 @@ def log_softmax(z):
 
 
 def scores_of_words(params, cfg, h):
-    """Scores [V] of one state: logits; with clusters log p(cluster) + log p(word | cluster)."""
+    """Scores [V] of all words after the state ``h``: logits, or log-probabilities with clusters.
+
+    With clusters, a score is log p(cluster) + log p(word | cluster).
+    """
     check_known(params, cfg)
     logits = []
     for i in range(len(cfg.cutoffs) + 1):

@@ -46,7 +46,7 @@ def assert_same_run(folder, a, b, **changes):
 
 
 class StopAt(PreemptionGuard):
-    """A guard that says "stop" at its n-th query."""
+    """A guard that asks for a stop when the run queries it for the n-th time."""
 
     def __init__(self, n):
         super().__init__()

@@ -1,7 +1,6 @@
-"""Where the recorded fixtures and real texts lie: ``$TXL_SHARED``, else ``../shared``.
+"""Finds recorded fixtures and real texts in ``$TXL_SHARED``, else in ``../shared``.
 
-They are not part of the repository; where they are missing, a test that needs them is skipped,
-with the reason.
+They are not part of the repository. A test that needs a missing file is skipped with this reason.
 """
 
 import json

@@ -40,7 +40,7 @@ def attention(name, **changes) -> dict:
 
 
 def config(**changes) -> txl_jax.TransformerXLConfig:
-    """A config with V 13, L 2, D 8, N 2, H 3 (N*H is not D), F 10, and then ``changes``."""
+    """The config of a tiny model with ``changes``; by default, n_head * d_head is not d_model."""
     tiny = {"vocab_size": 13, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 3, "d_inner": 10}
     return txl_jax.TransformerXLConfig(**{**tiny, **changes})
 
@@ -60,7 +60,10 @@ def shapes(cfg):
 
 @functools.cache
 def variables(cfg, seed=0):
-    """``{"params": …}``, normal with mean 0 (LayerNorm gains: 1), deviation 0.4 and this seed."""
+    """Random ``{"params": …}`` of a model, from normal distributions with standard deviation 0.4.
+
+    The mean is 1 for the gains of LayerNorm, else 0.
+    """
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):
@@ -71,9 +74,9 @@ def variables(cfg, seed=0):
 
 
 def apply(cfg, method):
-    """Returns ``model.apply`` of one method, which takes (variables, *inputs, reset=…, lengths=…).
+    """Returns a function (variables, *inputs, reset=…, lengths=…) that runs a method of the model.
 
-    The result is not jitted: XLA compiles single operations, and models of equal shapes share them.
+    It is not jitted. XLA then compiles single operations, which models of equal shapes share.
     """
     return functools.partial(txl_jax.TransformerXL(cfg).apply, method=method)
 
@@ -92,7 +95,7 @@ def compiled(cfg, method):
 def memory(cfg, filled, mem_len, seed=0):
     """A memory with random states in every slot; in row b, only the newest ``filled[b]`` are real.
 
-    M is 0 if the form of attention has no memory.
+    It has no slots if the form of attention has no memory.
     """
     if cfg.memory_free:
         filled, mem_len = [0] * len(filled), 0

@@ -22,7 +22,7 @@ from txl_jax.training.preemption import PreemptionGuard
 
 
 def text(n_lines=400, seed=0):
-    """Lines of 8 words, each drawn at random from the same 15."""
+    """Lines of 8 words, each word drawn at random from the same 15."""
     rng = random.Random(seed)
     words = [
         "the",
@@ -72,7 +72,7 @@ def experiment(folder, **changes):
 
 
 def evaluate(trained, corpus, workdir):
-    """Scores a split and writes the result, as the command does; returns its JSON."""
+    """Scores a split and writes the result, as the command does; returns its JSON record."""
     result = score_split(trained, corpus)
     assert result is not None
     write_evaluation(result, str(workdir))
@@ -172,7 +172,7 @@ def call(*arguments, timeout=300, cwd=ROOT, **environment):
 
 def interrupt(sent, *arguments, when, timeout=120):
     """Runs the command, sends a signal when ``when()`` is true; returns exit code and output."""
-    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # else it inherits nohup's SIG_IGN
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # else nohup makes it ignore SIGHUP
     process = subprocess.Popen(
         command(*arguments),
         stdout=subprocess.PIPE,
@@ -204,7 +204,7 @@ def arrays(tree, prefix=""):
 
 
 def lm1b(folder):
-    """Writes a small One Billion Word corpus in the authors' form; returns its folder."""
+    """Writes a small One Billion Word corpus with the authors' file names; returns its folder."""
     root = pathlib.Path(folder) / "lm1b"
     base = "1-billion-word-language-modeling-benchmark-r13output"
     shards = root / base / "training-monolingual.tokenized.shuffled"

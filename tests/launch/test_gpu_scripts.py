@@ -1,4 +1,4 @@
-"""Programs for a rented GPU: their commands are valid, and rehearsals on a CPU succeed."""
+"""The scripts for a rented GPU give valid commands, and small runs of them on a CPU succeed."""
 
 import fcntl
 import json
@@ -30,7 +30,7 @@ def settings(words: list[str]) -> dict[str, str]:
 
 
 def test_the_candidates_are_settings_that_training_accepts():
-    """Without this test, a wrong setting would be found only on a rented GPU."""
+    """A wrong setting of a command on the page would otherwise fail only on a rented GPU."""
     commands = calls(PAGE, r"benchmarks/ptb_gpu\.sh$")
     assert len(commands) == 10
     own = settings(re.findall(r"--config\.[a-z.]+=\w+", SCRIPT.read_text()))
@@ -61,7 +61,10 @@ def test_what_trains_on_the_gpu_is_compiled_ahead_with_its_settings():
 
 @pytest.fixture
 def stub(tmp_path, monkeypatch):
-    """Returns a function that writes modules and makes them benchmarks.gpu_pass's only commands."""
+    """Returns a function that writes Python modules for benchmarks.gpu_pass to run as commands.
+
+    gpu_pass then runs no other commands.
+    """
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
 
     def make(**programs):
@@ -75,7 +78,7 @@ def stub(tmp_path, monkeypatch):
 
 
 def done(out):
-    """Returns ``{command: how it ended}`` from the files ``*.done``."""
+    """Returns ``{command: how it ended}`` from the files ``*.done`` that gpu_pass wrote."""
     return {path.stem: path.read_text().strip() for path in pathlib.Path(out).glob("*.done")}
 
 
@@ -138,7 +141,10 @@ time.sleep(600)
 
 
 def test_a_command_that_is_stopped_leaves_no_process_on_the_gpu(stub, tmp_path):
-    """The command's child process holds a lock. The limit grows until the child can start."""
+    """When gpu_pass stops a command after its time limit, the command's child process ends too.
+
+    The child holds a lock while it runs. The limit grows until the child has time to start.
+    """
     out = tmp_path / "out"
     out.mkdir()
     stub(parent=f"FOLDER = {str(tmp_path)!r}\n{LOCKS}")
@@ -158,7 +164,11 @@ def test_a_command_that_is_stopped_leaves_no_process_on_the_gpu(stub, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_pass_that_is_told_to_end_ends_its_command(tmp_path, number):
-    """A ``sitecustomize.py`` makes the command benchmarks.gpu_image hold a lock."""
+    """A signal that ends gpu_pass also ends the command that gpu_pass runs, and its child process.
+
+    This command is benchmarks.gpu_image. A ``sitecustomize.py`` makes it start a child that holds a
+    lock.
+    """
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
         "if 'benchmarks.gpu_image' in sys.orig_argv:\n"
@@ -179,7 +189,10 @@ def test_a_pass_that_is_told_to_end_ends_its_command(tmp_path, number):
 
 @pytest.mark.parametrize("script", ["gpu.sh", "ptb_gpu.sh"])
 def test_folders_are_those_of_the_folder_where_the_command_was_typed(tmp_path, script):
-    """A fake Python prints its arguments, which contain the folders."""
+    """Relative folders start at the folder in which the user typed the command.
+
+    A fake Python prints its arguments, which contain the folders.
+    """
     (tmp_path / "repository").mkdir()
     shutil.copytree(ROOT / "benchmarks", tmp_path / "repository" / "benchmarks")
     python = tmp_path / "python"
@@ -205,7 +218,11 @@ def test_folders_are_those_of_the_folder_where_the_command_was_typed(tmp_path, s
 
 @pytest.mark.slow
 def test_correctness_of_which_a_test_is_skipped_is_no_pass(tmp_path):
-    """GPU tests are skipped without a GPU. Stub tests pass, are skipped, fail or are missing."""
+    """A command that runs tests does not count as passed if a test was skipped.
+
+    First, the command is the GPU tests, which are skipped without a GPU. Then it is stub tests that
+    pass, are skipped, fail or are missing.
+    """
     (command,) = (words for name, words, _ in gpu_pass.commands(None) if name == "parity")
     said = gpu_pass.run(tmp_path, "parity", command, 300, 300, smoke=True)
     assert re.fullmatch(r"(\d+) of \1 tests skipped: not a pass", said or "")
@@ -224,7 +241,11 @@ def test_correctness_of_which_a_test_is_skipped_is_no_pass(tmp_path):
 
 
 def test_correctness_runs_on_the_gpu_as_users_compile(monkeypatch):
-    """Reads JAX's settings after importing tests/conftest.py, which by default chooses the CPU."""
+    """The GPU tests get the GPU and full optimisation from the environment of their command.
+
+    By default, tests/conftest.py chooses the CPU and less optimisation. This test imports
+    conftest.py, and then reads JAX's settings.
+    """
     for name in ("JAX_PLATFORMS", "JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS"):
         monkeypatch.delenv(name, raising=False)
     (parity,) = (words for name, words, _ in gpu_pass.commands(None) if name == "parity")
@@ -279,7 +300,10 @@ def test_an_image_with_other_versions_is_refused_by_name():
 @pytest.mark.parametrize("script", ["gpu.sh", "ptb_gpu.sh"])
 @pytest.mark.parametrize("smoke", [True, False])
 def test_the_image_is_checked_before_anything_else_runs(tmp_path, script, smoke):
-    """With ``SMOKE``, importing flax fails. Without ``SMOKE``, the machine has no GPU."""
+    """A script ends with an error before it trains, if the machine lacks something.
+
+    With ``SMOKE``, importing flax fails. Without ``SMOKE``, a GPU is missing.
+    """
     if smoke:
         (tmp_path / "flax").mkdir()
         (tmp_path / "flax" / "__init__.py").write_text("raise ImportError('flax needs jax 0.6')")
@@ -347,7 +371,10 @@ def test_a_row_of_the_table_has_the_figures_of_what_was_compiled(tmp_path):
 
 @pytest.mark.slow
 def test_a_rehearsal_goes_on_where_its_time_was_over_and_is_scored_once_it_is_finished(tmp_path):
-    """Trains two seeds of the smoke variant on Penn Treebank; each call doubles the time limit."""
+    """A script that ran out of time resumes its run when it is called again.
+
+    It trains two seeds of the smoke variant on Penn Treebank. Each call doubles the time limit.
+    """
     data, run, out = shared_files.path("data/ptb"), tmp_path / "run", tmp_path / "out"
     changes = [
         "train.num_seeds=2",

@@ -43,7 +43,7 @@ esac
 
 
 def pins(python):
-    """Returns ``{name: version}`` of the constraints for Linux and one version of Python."""
+    """Returns ``{package: version}`` that launch/constraints.txt pins for a Python on Linux."""
     environment = {
         "python_version": python,
         "python_full_version": f"{python}.0",
@@ -160,7 +160,8 @@ def test_scripts_pass_shellcheck():
 def project(tmp_path):
     """Returns a function that runs a launch script with a fake Python.
 
-    The script is a copy, in a folder whose path has a space.
+    The script is a copy, in a folder whose path has a space. The function returns the finished
+    process and one line for each installation by pip.
     """
     root, tools, home = tmp_path / "a project", tmp_path / "tools", tmp_path / "elsewhere"
     for folder in (root, tools, home):
@@ -254,7 +255,10 @@ def test_a_change_that_failed_to_install_is_not_undone_by_reverting_it(project):
 
 
 def nvidia_smi(*gpus):
-    """Returns a fake nvidia-smi. A GPU is ``driver, compute capability``, or only ``driver``."""
+    """Returns the shell program of a fake nvidia-smi that lists ``gpus``.
+
+    A GPU is ``driver version, compute capability``, or only ``driver version``.
+    """
     query = "".join(f"; echo '{gpu}'" for gpu in gpus)
     old = '[ "$1" != "${1#*compute_cap}" ] && exit 2' if "," not in gpus[0] else ":"
     listed = f"if [ \"$1\" = -L ]; then echo 'GPU 0: a GPU'; else {old}{query}; fi"
@@ -388,7 +392,7 @@ def test_compiling_for_absent_gpus_and_cuda12_are_in_two_environments(project):
     project()
     _, installs = project("compile-cuda", script="install.sh", TXL_EXTRAS="")
     assert [line.rpartition(" ")[2] for line in installs] == [
-        *(".[compile-cuda]", ".[cuda12]", ".[compile-cuda]")  # each removes the plugin of the other
+        *(".[compile-cuda]", ".[cuda12]", ".[compile-cuda]")  # each uninstalls the other's plugin
     ]
 
 
@@ -510,7 +514,10 @@ SLOW_INSTALL = FAKE_PYTHON.replace(
 
 
 def test_machines_that_share_an_environment_install_in_turn_and_train_together(project):
-    """The fake pip fails while another pip runs; the fake training fails if it holds the lock."""
+    """Installations wait for each other by a lock, which training does not hold.
+
+    The fake pip fails while another pip runs. The fake training fails if it holds the lock.
+    """
     project.link("flock", "rmdir", "sleep")
     trains = '*) [ -e /proc/$$/fd/9 ] && exit 1; echo "$PWD: ${@:2}"'
     project.program("python3", SLOW_INSTALL.replace('*) echo "$PWD: ${@:2}"', trains))
@@ -578,8 +585,8 @@ def test_ci_uses_an_environment_of_its_own_and_removes_it(project, tmp_path):
 
 
 # --------------------------------------------------------------------------------------
-# Clusters and clouds. Tests cannot reach them: fake programs replace their programs, and write down
-# how they were called.
+# Clusters and clouds. Tests cannot reach them, so fake programs replace gcloud, srun and others,
+# and record how they were called.
 
 MAIN = ["-m", "txl_jax.main"]
 TPU = {
@@ -654,7 +661,10 @@ TPU_SLICE = [
 
 
 def dry_runs(root):
-    """Returns ``{case: (script, arguments, variables, commands)}`` for an existing environment."""
+    """Returns ``{case: (script, arguments, variables, commands that a dry run prints)}``.
+
+    The environment ``root/.venv`` exists already.
+    """
     python = str(root / ".venv" / "bin" / "python")
     explicit = ["--distributed", "--coordinator=node0:12345", "--num_processes=2", "--process_id=1"]
     srun = ["srun", "--kill-on-bad-exit=1", "--gpu-bind=none", "--cpus-per-task=6", python, *MAIN]
@@ -886,7 +896,10 @@ def test_a_slurm_job_never_installs_and_names_the_command_for_what_it_lacks(
 def test_a_slurm_job_knows_an_environment_that_was_made_through_a_link(
     slurm, project, tmp_path, through_link
 ):
-    """The path of bash's current folder can contain a link; the path from sbatch does not."""
+    """A job finds its environment although only one of two paths goes through a symbolic link.
+
+    The path of bash's current folder can contain a link; the path that sbatch gives does not.
+    """
     link = tmp_path / "link"
     link.symlink_to(project.root)
     made, submitted = (link, project.root)[:: 1 if through_link == "installed" else -1]
@@ -944,7 +957,10 @@ OF_JOB = {
 
 @pytest.mark.parametrize("case", [*LAUNCHED, "slurm"])
 def test_the_program_learns_the_command_that_was_typed(project, slurm, case):
-    """A fake Python prints TXL_LAUNCHED_BY and TXL_ADDED instead of training."""
+    """A script passes on the command that the user typed, and the flags that it adds.
+
+    A fake Python prints these variables, TXL_LAUNCHED_BY and TXL_ADDED, instead of training.
+    """
     tells = FAKE_PYTHON.replace('*) echo "$PWD: ${@:2}"', '*) echo "$TXL_LAUNCHED_BY|$TXL_ADDED"')
     project.program("python3", tells)
     project.program("nvidia-smi", nvidia_smi("580.95.05, 9.0"))
@@ -999,7 +1015,8 @@ def test_a_slurm_job_needs_one_process_per_gpu_and_the_repository(slurm, project
 def cloud(project, tmp_path):
     """Returns a function that runs ``tpu_vm.sh`` with a fake gcloud.
 
-    The function returns the finished process, the verbs of the calls of gcloud, and the installs.
+    The function returns the finished process, the verb of each call of gcloud (such as ssh), and
+    one line for each installation by pip.
     """
     project.link("gzip", "nohup", "setsid", "swa", "tar")
     project.program("gcloud", FAKE_GCLOUD)

@@ -1,4 +1,4 @@
-"""The package works in a new environment, installed from a wheel or as editable."""
+"""The package works in a new environment, installed from a wheel or as an editable package."""
 
 import os
 import pathlib
@@ -29,7 +29,10 @@ def run(command, cwd=None):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Returns ``bin`` of an environment with the wheel and this environment's packages."""
+    """Returns the folder ``bin`` of a new environment in which the built wheel is installed.
+
+    Other packages come from the environment that runs the tests.
+    """
     folder = tmp_path_factory.mktemp("wheel")
     copy_source(folder / "source")
     run([*PIP, "wheel", "-q", "--no-deps", "-w", str(folder / "built"), str(folder / "source")])
@@ -49,7 +52,10 @@ def copy_source(folder):
 
 
 def environment(folder, *package):
-    """Makes an environment with a package and this environment's packages; returns the Python."""
+    """Makes an environment in which a package is installed; returns the path of its Python.
+
+    Other packages come from the environment that runs the tests.
+    """
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     run([*PIP, "--python", str(python), "install", "-q", "--no-deps", *package])
@@ -88,7 +94,7 @@ def files(folder):
 
 @pytest.mark.slow
 def test_an_editable_install_is_found_from_the_folder_above_and_by_a_type_checker(tmp_path):
-    """Seen from its parent folder, the clone ``txl_jax`` is like a package without __init__.py."""
+    """From the parent folder, the clone ``txl_jax`` looks like a package without __init__.py."""
     clone = tmp_path / "txl_jax"
     copy_source(clone)
     python = environment(tmp_path / "env", "-e", str(clone))

@@ -106,7 +106,7 @@ def test_gradients_equal_those_of_the_dense_softmax_wherever_the_targets_fall(na
 @pytest.mark.parametrize("tile", [None, 4])
 @pytest.mark.parametrize("some", [False, True])
 def test_forward_mode_in_blocks_gives_the_derivative_along_a_direction(monkeypatch, tile, some):
-    """The derivative agrees with the gradient and the dense softmax, and also under vmap."""
+    """The derivative equals the dense softmax's and agrees with the gradient, also under vmap."""
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
     inputs, moves = [(draw(7, 4), draw(6, 4), draw(6)) for _ in range(2)]

@@ -102,7 +102,7 @@ def sizes(cfg) -> TrainConfig:
 
 @pytest.fixture
 def every_tail(monkeypatch):
-    """Makes the formula score every row with every cluster, as the largest branch does."""
+    """Makes the formula score every row with every cluster, as :func:`products` counts it."""
     monkeypatch.setattr(flops, "zipf_share", lambda *about: 1.0)
 
 
@@ -185,7 +185,7 @@ def test_decoding_the_past_adds_the_products_of_the_formula():
 
 
 def test_the_benchmarks_products_are_those_of_the_programs():
-    """The benchmark times each matrix product of a model with relative attention, one softmax."""
+    """The benchmark times each product of a model that has relative attention and one softmax."""
     cfg = model("attention=relative")
     found, exp, _ = of_an_update(cfg)
     assert sum(p.operations for p in update_products(exp)) == found
@@ -197,7 +197,7 @@ def test_the_benchmarks_products_are_those_of_the_programs():
 @pytest.mark.integration
 @pytest.mark.parametrize("name", SPREAD)
 def test_windows_without_memory_have_the_products_of_their_formula(name, every_tail):
-    """The mode ``speed`` runs these windows, and keeps the trained model's other settings."""
+    """The mode ``speed`` runs such windows in a model with the trained model's other settings."""
     cfg = model(name, attention="relative", same_length=False, n_positions=None)
     length = 20
     windows = speed.vanilla(dataclasses.replace(cfg, untie_r=False, scan_layers=False), True)

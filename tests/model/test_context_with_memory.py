@@ -37,7 +37,10 @@ def nll_at_once(tokens):
 @pytest.mark.parametrize("std", [0.0, 2.0], ids=["equal lengths", "drawn lengths"])
 @pytest.mark.parametrize("roll", [False, True], ids=["", "partial shuffle"])
 def test_training_segments_are_read_as_the_whole_text(context_len, std, roll):
-    """Segments have about 10 tokens. A context of 20 spans several; memory ends where it begins."""
+    """Segments have about 10 tokens, so a context of 20 tokens spans several segments.
+
+    Memory ends where the context begins.
+    """
     streams: Any = shuffled_streams(
         TOKENS, 3, 10, seed=5, context_len=context_len, seg_len_std=std, partial_shuffle=roll
     )

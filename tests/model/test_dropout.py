@@ -270,7 +270,8 @@ def test_embedding_drops_whole_words_wherever_they_stand(changes):
 def test_initial_gradients_are_finite_where_a_stream_begins_with_a_dropped_word():
     """With zero biases, the states of a dropped first word are 0 in all layers.
 
-    The LayerNorm of zeros once multiplied the gradient by 316, which overflowed in 16 layers.
+    In an earlier version, each LayerNorm of zeros multiplied the gradient by 316, and the gradient
+    overflowed in 16 layers.
     """
     cfg = tiny.config(n_layer=16, scan_layers=True, dropout_embedding=0.9)
     model = txl_jax.TransformerXL(cfg)
@@ -326,7 +327,7 @@ def test_attention_probabilities_are_never_locked():
 
 
 def test_no_dropout_without_train_and_none_at_rate_0():
-    """Both give the same bits as evaluation of a model with rate 0, and need no rng."""
+    """Evaluation at any rate and training at rate 0 give the same bits, and need no rng."""
     tokens, mems = tiny.tokens(CFG, 3, 4), tiny.memory(CFG, (0, 2, 5), 5)
     plain, rates = tiny.config(), tiny.config(dropout=0.5, dropatt=0.5)
     want, _ = tiny.apply(plain, "nll")(tiny.variables(plain), tokens, tokens, mems)

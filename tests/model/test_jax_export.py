@@ -50,9 +50,9 @@ def test_functions_of_memory_and_cache_are_stored_with_their_classes(clamp_len):
 def cases():
     """Every model of ``model_settings``, those of :data:`FEW` first.
 
-    Fused kernels are left out, since they do not run on a CPU. So are bfloat16 (``auto`` on some
-    CPUs) and float16 (some CPUs have units for it), because the compiler chooses after which
-    operations it rounds to them.
+    Fused kernels are left out, since they do not run on a CPU. The dtypes bfloat16, float16 and
+    ``auto`` (bfloat16 on some CPUs) are left out too: with them, the compiler chooses after which
+    operations it rounds.
     """
     models = dict(model_settings.models())
     narrow = [f"dtype={dtype}" for dtype in ("bfloat16", "float16", "auto")]

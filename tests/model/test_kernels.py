@@ -100,7 +100,7 @@ def test_a_short_segment_reads_less_of_what_nobody_sees_where_that_is_quicker(mo
 
     groups = products()
     monkeypatch.setattr(xla, "HALVED_FROM", {})
-    assert groups < 0.9 * products()  # (192 + 256) / 2 keys instead of 256
+    assert groups < 0.9 * products()  # on average (192 + 256) / 2 keys, not 256
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_dropout_drops_its_share_independently_of_place_and_seed():
 
 @pytest.mark.parametrize("rate", [0.05, 0.15, 0.5])
 def test_weights_that_share_a_hash_are_dropped_independently(rate):
-    """The same holds for other heads, rows, queries and layers: all correlations are noise."""
+    """All correlations between weights are noise, also between heads, rows, queries and layers."""
     shape = (4, 4, 128, 512)
     draw = lambda seed: AttentionDropout.draw(jax.random.key(seed), rate).mask(shape)
     unit = lambda kept: ((np.asarray(kept) == 0) - rate) / np.sqrt(rate * (1 - rate))
@@ -203,7 +203,7 @@ def test_weights_that_share_a_hash_are_dropped_independently(rate):
     assert abs(np.mean(four[0] * four[1] * four[2])) < noise
     assert abs(np.mean(np.prod(four, axis=0))) < 2 * noise  # a quarter as many samples
     assert abs(first.mean()) < noise
-    assert abs(np.mean(first * other)) < noise  # two layers
+    assert abs(np.mean(first * other)) < noise  # masks of two layers
     for axis in range(3):
         for place in (1, 2):
             assert abs(np.mean(first * np.roll(first, place, axis))) < noise

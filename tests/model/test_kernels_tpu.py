@@ -1,7 +1,7 @@
 """Run by an interpreter, the fused kernel for TPUs equals plain attention; it compiles for TPUs.
 
-No TPU is needed. The interpreter runs the kernel's operations one by one on the CPU. Where libtpu
-is installed, it compiles for absent chips.
+No TPU is needed. The interpreter runs the kernel's operations one by one on the CPU. If libtpu is
+installed, the tests also compile the kernel for absent chips.
 """
 
 import functools
@@ -24,7 +24,10 @@ from txl_jax.model.positions import Positions
 N, B, S = 2, 3, 16
 NAMES = ("out", "dq", "dk", "dval", "du", "dv", "dr")
 TOLERANCE = 3e-6
-"""In float32, relative to the largest entry; measured: at most 1.1e-6 in three seeds per case."""
+"""The allowed error in float32, relative to the largest entry of the expected array.
+
+Measured: at most 1.1e-6, with three seeds for each case.
+"""
 
 
 def inputs(t, m, h, dtype=np.float32, seed=0):

@@ -52,7 +52,7 @@ def test_half_precision_rounds_and_does_nothing_else(interpreter):
 
 
 def test_float32_in_three_parts_of_tf32_errs_by_less_than_the_promise(interpreter):
-    """The promised error is 1e-5; with one part it is 1e-3. NumPy emulates TF32 here."""
+    """The promised error is 1e-5; one part alone has an error of 1e-3. NumPy emulates TF32 here."""
     form = {"t": 64, "m": 64, "h": 128, "tile": {"SX": 16, "SD": 64, "SQ": 64, "SK": 64}}
     exact = in_float64(form)
     assert_near(interpreter.submit(interpreted_as, "tf32x3", form).result(), exact, 1e-5)
@@ -127,7 +127,7 @@ def products(form):
         one, other = triton.tiling(kernel, jnp.float32, f).sizes.values()
         blocks = B * N * sum(predicted_steps.tiles(kernel, jnp.float32, f))
         expected[kernel] = predicted_steps.PRODUCTS_OF[kernel] * blocks * 4096 / (one * other)
-    launches = names.count("position_scores")  # the forward and the backward pass each have one
+    launches = names.count("position_scores")  # one in the forward and one in the backward pass
     return found, expected | {"position_scores": launches * expected["position_scores"]}
 
 
@@ -140,7 +140,10 @@ PRODUCTS = {
     "float32": {80: "mma.sync", 89: "mma.sync", 90: "mma", 100: "mma"},
 }
 MOST_CYCLES = {("bfloat16", 64): 2200, ("bfloat16", 128): 2700, ("float32", 128): 20_000}
-"""Upper bounds of the issue cycles for 64 x 64 scores on an H100: both passes, with dropout."""
+"""By dtype and head width, upper bounds of the issue cycles for 64 x 64 scores on an H100.
+
+The cycles are those of the forward and the backward pass, with dropout.
+"""
 
 
 @pytest.mark.integration

@@ -181,7 +181,7 @@ def test_on_a_gpu_each_sum_of_a_row_is_stored_for_the_kernels_of_the_gradient(mo
     params = norm.init(jax.random.key(0), h)
     program = lambda f: str(jax.make_jaxpr(f)(params, h))
     gradient = program(lambda *x: jax.vjp(norm.apply, *x)[1](h))
-    # one for the moments, and one for the sums of each row in the gradient
+    # one barrier for the moments, and one for the sums of each row in the gradient
     assert gradient.count("optimization_barrier") == 2
     assert "optimization_barrier" not in jax.jit(norm.apply).lower(params, h).as_text()
 

@@ -1,4 +1,4 @@
-"""Table lookup has the gradient of indexing. A GPU computes it by a matrix product or by sums."""
+"""Table lookup has the gradient of indexing; a GPU computes it by a matrix product or by sums."""
 
 import re
 

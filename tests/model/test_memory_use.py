@@ -42,7 +42,10 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "div_val", "what"), rest_slow(3, CASES))
 def test_a_segment_needs_less_than_a_tenth_of_its_logits(name, div_val, what):
-    """Gradients as large as the weights count too. On a CPU, 4 to 7% of the logits is needed."""
+    """The measured memory can include gradients as large as the weights.
+
+    On a CPU, it is 4 to 7% of the bytes of the logits.
+    """
     vocab_size, cutoffs = VOCABULARIES[name]
     cfg = tiny.config(
         vocab_size=vocab_size, cutoffs=cutoffs, n_layer=1, d_model=64, div_val=div_val

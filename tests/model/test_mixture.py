@@ -98,7 +98,10 @@ def test_gradients_are_those_of_the_plain_formula(method, block):
 
 
 def test_only_a_mixture_has_more_rank_than_its_width():
-    """Without its bias, one softmax has log-probabilities of rank d + 1 (Yang et al. 2018)."""
+    """Without biases, one softmax of width d has log-probabilities of rank d + 1.
+
+    Yang et al. (2018) explain this limit of a single softmax.
+    """
     wide: dict[str, Any] = {"vocab_size": 40, "d_embed": 4}
     found = {}
     for k in (1, 2):

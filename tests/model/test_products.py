@@ -1,4 +1,4 @@
-"""Matrix products as XLA for GPUs needs them: at least two rows, padded sides, and not merged."""
+"""On a GPU, matrix products get two rows or more and padded sides, and XLA does not merge them."""
 
 import re
 

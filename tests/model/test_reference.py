@@ -82,7 +82,7 @@ for name, cfg in model_settings.models().items():
     if new:
         FORMS[name] = cfg
         NEW.append(name)
-        with contextlib.suppress(ConfigError):  # the setting can exclude these
+        with contextlib.suppress(ConfigError):  # the setting can exclude ALL_AT_ONCE
             FORMS[f"{name}_all_at_once"] = dataclasses.replace(cfg, **ALL_AT_ONCE)
             NEW.append(f"{name}_all_at_once")
 LAYERS = [name for name in FORMS if name not in SOFTMAX]

@@ -28,7 +28,7 @@ def drawn(b=B, t=T, n=N, h=H, m=0, causal=True) -> dict[str, Any]:
 
 
 def refused(said, **change):
-    """Tests that a call with changed arguments raises UserError, with these words."""
+    """Asserts that a call with changed arguments raises a UserError that matches ``said``."""
     with pytest.raises(UserError, match=said):
         txl_jax.relative_attention(**{**drawn(), **change})
 

@@ -18,7 +18,7 @@ def nll(cfg, key=0, **extra):
 
 
 def probability(word):
-    """Log-uniform: P(k) = log((k+2)/(k+1)) / log(V+1)."""
+    """The log-uniform probability of word k: P(k) = log((k+2)/(k+1)) / log(V+1)."""
     return np.log((word + 2) / (word + 1)) / np.log(14)
 
 
@@ -54,7 +54,7 @@ def test_scoring_is_exact():
 
 
 def test_with_every_word_drawn_training_is_exact_too():
-    """8,000 draws miss the rarest word, P = 0.028, with a probability of 10^-98."""
+    """8,000 draws miss the rarest word, P = 0.028, with a probability below 10^-98."""
     np.testing.assert_allclose(
         nll(tiny.config(sample_softmax=4000), train=True), nll(EXACT), atol=1e-5
     )

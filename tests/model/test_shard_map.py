@@ -1,4 +1,4 @@
-"""The model inside the user's own ``jax.shard_map``, which checks how arrays vary by device."""
+"""The model works inside a user's ``jax.shard_map``, which checks how arrays vary by device."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def sharded(function, n_rows):
 
 
 def losses_and_gradient(cfg, total, seg_len, mem_len=5, **options):
-    """A function that returns the gradient of ``total`` and, by row, losses and filled slots.
+    """A function that returns the gradient of ``total(losses)``; by row, losses and filled slots.
 
     It takes variables, tokens, the memory's states [B,L,M,D], its filled slots, and resets.
     """

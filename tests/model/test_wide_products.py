@@ -148,7 +148,7 @@ def test_products_of_many_matrices_by_vmap_are_those_of_each():
 def test_every_order_that_a_program_may_ask_for_runs_and_a_gradient_uses_the_fast_kernel(
     as_users_compile,
 ):
-    """XLA chooses a kernel for a matrix product, and only then merges transposes into it."""
+    """XLA chooses a kernel for a matrix product before it merges transposes into the product."""
     x, y = low(0, 64, 48), low(1, 48, 32)
     turned = lambda z, turn: z.T if turn else z
     for turns in itertools.product((False, True), repeat=3):

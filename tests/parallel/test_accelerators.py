@@ -135,7 +135,7 @@ def machine(monkeypatch, tmp_path):
 
 
 def started(monkeypatch, platforms, backend):
-    """Calls ``start_devices`` with a fake JAX that starts ``backend``, or raises that error."""
+    """Calls ``start_devices`` with a fake JAX that starts ``backend``, or raises it if an error."""
 
     def default_backend():
         if isinstance(backend, Exception):

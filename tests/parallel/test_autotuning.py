@@ -30,7 +30,11 @@ def cache(monkeypatch, tmp_path):
 
 
 def compiled(file, chosen=None, lowered=None):
-    """Adds the missing files of ``chosen``, as XLA would; returns the folder and its files."""
+    """Simulates a compilation by a run that keeps its choices in ``file``.
+
+    The files of ``chosen`` that are missing are written, as XLA would do. Returns the folder of the
+    choices, and the texts of its files by name.
+    """
     with kept_choices(lowered or program(), ONE_DEVICE, str(file)) as options:
         assert options is not None
         folder = Path(str(options["xla_gpu_per_fusion_autotune_cache_dir"]))

@@ -51,13 +51,13 @@ def experiment(**changes) -> ExperimentConfig:
 
 
 def of_update(**changes) -> dict[str, tuple[int, int]]:
-    """The number of collectives of each kind in an update, and their bytes."""
+    """For each kind of collective in an update, their number and their bytes."""
     exp = experiment(**changes)
     return counted(lower_update(StepSetup.on(training_mesh(exp), exp)))
 
 
 def of_scoring(**changes) -> dict[str, tuple[int, int]]:
-    """The number of collectives of each kind in a scored segment, and their bytes."""
+    """For each kind of collective when a segment is scored, their number and their bytes."""
     exp = experiment(**changes)
     mesh, p = make_mesh(exp.mesh, exp.model, exp.evaluate.batch_size), exp.evaluate
     shapes, text = param_shapes(exp.model), _zeros(exp.data, p.batch_size, p.seg_len)

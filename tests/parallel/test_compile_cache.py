@@ -34,7 +34,7 @@ def test_without_one_in_the_users_cache(unset, tmp_path, monkeypatch):
     keep_compiled_programs()
     kept = jax.config.values["jax_compilation_cache_dir"]
     assert kept.startswith(f"{tmp_path}/.cache/txl_jax/compiled/")
-    assert not (tmp_path / ".cache").exists()  # JAX makes it when there is something to keep
+    assert not (tmp_path / ".cache").exists()  # JAX makes the folder when it stores a program
 
 
 def test_a_folder_that_was_named_stays(unset):
@@ -60,7 +60,7 @@ def test_other_processors_have_a_folder_of_their_own(unset, tmp_path, monkeypatc
 
 
 def programs(folder, **sizes):
-    """Writes files with the names of JAX's programs, each dated a day after the previous one."""
+    """Writes files named like JAX's stored programs, each dated a day after the previous one."""
     folder.mkdir(parents=True, exist_ok=True)
     for day, (name, size) in enumerate(sizes.items()):
         (folder / f"{name}-cache").write_bytes(b"x" * size)
@@ -74,7 +74,7 @@ def there(folder):
 def test_the_longest_unused_go_until_the_rest_is_within_the_limit(tmp_path):
     programs(tmp_path, a=30, b=30, c=30, d=30)
     (tmp_path / "notes").write_bytes(b"x" * 500)  # not a program
-    os.utime(tmp_path / "a-cache", (9 * 86400, 0))  # it was read last
+    os.utime(tmp_path / "a-cache", (9 * 86400, 0))  # a-cache was read last
     remove_longest_unused(tmp_path, 90)
     assert there(tmp_path) == ["a-cache", "c-cache", "d-cache", "notes"]
     remove_longest_unused(tmp_path, 89)

@@ -1,4 +1,4 @@
-"""A program that cannot fit into memory is refused before it runs; one that might fit is not."""
+"""A program is refused before it runs if it cannot fit into memory, and only then."""
 
 import dataclasses
 import gc
@@ -169,7 +169,7 @@ def test_a_function_in_a_program_of_its_caller_is_not_compared(monkeypatch):
 
 
 class Accelerator:
-    """A device whose memory holds other arrays already."""
+    """A stand-in for a device whose memory already holds arrays."""
 
     platform, process_index = "gpu", 0
 
@@ -184,7 +184,7 @@ class Accelerator:
 @pytest.mark.parametrize(("resident", "spare"), [(True, 0), (False, 2**22)])
 def test_what_an_accelerator_holds_is_counted_once(monkeypatch, resident, spare):
     jitted, x = jax.jit(lambda x: 2 * x), jax.ShapeDtypeStruct((2**20,), jnp.float32)
-    held, result = 3 * 2**22, 2**22  # in use, with or without the argument of 4 MiB
+    held, result = 3 * 2**22, 2**22  # bytes; if resident, the argument's 4 MiB are in ``held``
     limit = held + result + spare
     for limit_, fits in ((limit + 4096, True), (limit - 1, False)):
         device = Accelerator(held, limit_)

@@ -44,7 +44,7 @@ LONG: dict[str, Any] = {
     "generate.length": 0,
     "mesh.data": -1,
 }
-"""A run takes some seconds, because processes check only once a second whether to stop."""
+"""Settings of a run of some seconds, because processes check only once a second whether to stop."""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def two(short):
 
 @pytest.fixture(scope="module")
 def fsdp(short):
-    """The workdir of two processes with two devices each; two devices share the parameters."""
+    """The workdir of a run by two processes of two devices; pairs of devices split parameters."""
     folder, config, _ = short
     arguments = (f"--config={config}", f"--workdir={folder / 'fsdp'}", "--config.mesh.fsdp=2")
     ran(folder / "said", 2, *arguments, devices=2, spy=folder / "fsdp-read")
@@ -220,7 +220,7 @@ def test_one_process_waits_for_no_other(monkeypatch):
 
 @pytest.mark.parametrize("outer", [processes.on_process_zero, processes.process_zero_first])
 def test_work_of_process_zero_must_not_wait_for_others(outer):
-    """With several processes, such work would wait forever. With one process it raises as well."""
+    """With several processes, such work would wait forever. With one process, it fails as well."""
     inner = [
         lambda: processes.on_process_zero(int),
         lambda: processes.process_zero_first(int),
@@ -229,7 +229,7 @@ def test_work_of_process_zero_must_not_wait_for_others(outer):
     for work in inner:
         with pytest.raises(RuntimeError, match="on process 0 alone must not wait for other"):
             outer(work)
-        assert outer(int) == 0  # and it works again
+        assert outer(int) == 0  # afterwards, other work still runs
 
 
 def test_saving_does_not_ask_whether_to_stop(tmp_path, monkeypatch):
@@ -264,7 +264,10 @@ def test_four_processes_train_as_one_and_go_on_from_two(short, fsdp):
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory):
-    """A folder with a text and ``whole``, the workdir of an uninterrupted run; and the config."""
+    """A folder, and the path of a config file.
+
+    The folder has a text, and ``whole``, the workdir of an uninterrupted run.
+    """
     folder = tmp_path_factory.mktemp("long")
     config = write_config(folder, **LONG)
     ran(folder, 2, f"--config={config}", f"--workdir={folder / 'whole'}")
@@ -332,7 +335,7 @@ def test_an_error_of_process_0_ends_all_with_its_text(short, two, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_that_slurm_starts_evaluate_as_one(two, tmp_path):
-    """The command evaluates dynamically too, and warms up the streams."""
+    """The protocols include dynamic evaluation and a warm start of the streams."""
     learning = ("rule=rms", "learning_rate=1e-3", "statistics=3")
     changes = [f"--config.evaluate.dynamic.{change}" for change in learning]
     found = []

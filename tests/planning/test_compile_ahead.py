@@ -1,4 +1,4 @@
-"""Predictions of a program's memory, operations, collectives, and of whether it fits, are right."""
+"""The planner rightly predicts a program's memory, operations, collectives, and whether it fits."""
 
 import dataclasses
 import functools
@@ -95,12 +95,15 @@ def test_arguments_are_the_state_and_validation_leaves_the_rest_of_it():
     parameters = 4 * n_parameters(exp)
     memory = 2 * (B // 4) * M * 32 * 4
     found = compiled(**{"mesh.data": 4})
-    slack = 4096  # counters, and the batch
+    slack = 4096  # bytes of counters and of the batch
     held = {name: program.memory.argument_size_in_bytes for name, program in found.items()}
     assert held["train"] == pytest.approx(3 * parameters + memory, abs=slack)
 
     def scoring(rows, mem_len):
-        """Bytes of parameters (not of position projections) and of the cache's projected arrays."""
+        """The bytes of a scoring program's arguments: the parameters and the cache.
+
+        The parameters lack the position projections, because the cache has projected arrays.
+        """
         slots = -(-mem_len // T) * T
         projected = 2 * 32 * 4 * (2 * rows * slots + slots + T)
         return pytest.approx(parameters - 2 * 32 * 32 * 4 + projected, abs=slack)
@@ -170,7 +173,7 @@ def test_a_device_computes_its_rows_rounded_up_and_its_heads():
     for name, rows in (("train", B), ("evaluate", 3)):
         whole = one[name].flops.device
         assert whole == one[name].flops.model + one[name].flops.recomputed
-        # one row's share, and the projection of positions, which every device computes
+        # a device computes one row's share, and the whole projection of positions
         assert 1 <= eight[name].flops.device / (whole / rows) < 1.7
     halved = train_program(**{"mesh.tensor": 2})
     assert halved.flops.device == one["train"].flops.device / 2
@@ -185,7 +188,10 @@ def test_a_segment_that_is_learnt_from_has_three_passes():
 
 @pytest.mark.integration
 def test_evaluation_is_of_layers_one_by_one():
-    """``load`` unstacks the layers, so there is no loop; the compiler counts a loop's body once."""
+    """``load`` unstacks the layers of the evaluated model, so its program has no loop over layers.
+
+    In a loop, the compiler counts the operations of only one layer.
+    """
     scanned = compiled(**{"model.scan_layers": True})
     looped, one_by_one = (scanned[name] for name in ("validate", "evaluate"))
     assert looped.compiler_flops < 0.75 * looped.flops.model
@@ -201,7 +207,7 @@ def test_beyond_the_clamp_a_cache_has_no_scores_by_position():
     c, rows, distances = experiment().model, 3, 10 * T
     spared = c.n_layer * rows * 2 * T * distances * c.n_head * c.d_head
     assert far.flops.model - clamped.flops.model == spared
-    # The compiler counts the additions to other scores as well.
+    # The compiler also counts the additions of these scores to the other scores.
     assert spared <= far.compiler_flops - clamped.compiler_flops < 1.4 * spared
 
 
@@ -241,7 +247,8 @@ def test_a_data_mesh_sums_the_gradient_and_nothing_else_of_size():
     exp = experiment(**{"mesh.data": 8})
     (found,) = train_program(**{"mesh.data": 8}).collectives
     assert found.kind == "all-reduce"
-    # Gradients of word vectors are summed for input and for output; [K,D] arrays matter too here.
+    # The gradient of the word vectors is summed twice: for inputs and for outputs. In so small a
+    # model, arrays [K,D] (one row per key) matter too.
     assert 1 <= found.size / (4 * n_parameters(exp)) < 1.4
 
 
@@ -305,7 +312,7 @@ backend_config={"known_trip_count":{"n":"3"}}
 
 def test_exchanges_are_read_from_loops_in_loops_fusions_and_started_ones():
     assert collectives(PROGRAM) == [
-        Collective("all-reduce", 3 + 1, 4 * (10 * 4 + 12 * 2)),  # a loop of unknown length: once
+        Collective("all-reduce", 3 + 1, 4 * (10 * 4 + 12 * 2)),  # loop of unknown length: once
         Collective("all-gather", 4 * 5, 4 * 5 * 64 * 4),
         Collective("reduce-scatter", 1, 2 * 4),
         Collective("collective-permute", 1, 6 * 4),
@@ -528,7 +535,10 @@ def test_two_passes_with_two_dropout_masks_are_twice_the_operations():
 
 
 def refused(*arguments, **environment):
-    """The last line on standard error; JAX might warn of a library's path before it."""
+    """Runs the command, which must exit with code 2, and returns its error message.
+
+    This is the last line on standard error; JAX might print a warning before it.
+    """
     done = call(*arguments, **environment)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
@@ -638,7 +648,7 @@ def test_a_run_that_starts_from_a_model_is_planned_with_its_settings(tmp_path, m
     assert ahead.compile_ahead(exp, None, str(tmp_path / "tuned")) == 0
     expected = dataclasses.replace(trained.model, dropout=0.1)
     assert (planned[0].model, planned[0].data.vocab) == (expected, "char")
-    # Several seeds that have begun do not read the model that they started from.
+    # If the runs of several seeds have begun, the model that they started from is not read again.
     seeds = {"seed": 3, "train.num_seeds": 2}
     claimed(tmp_path / "tuned" / "seed_3", override(planned[0], {"seed": 3}), corpus)
     shutil.rmtree(folder)

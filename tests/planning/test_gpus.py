@@ -153,7 +153,7 @@ def test_a_product_without_tiles_is_one_of_cublas_and_other_errors_stay(monkeypa
     other: Any = Refusing("ptxas")
     with pytest.raises(jax.errors.JaxRuntimeError, match="ptxas"):
         ahead._compile(other, {})
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # a run would fail too
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # then a run would fail too
     with pytest.raises(jax.errors.JaxRuntimeError, match=words[10:30]):
         ahead._compile(tiles, {})
 
@@ -247,7 +247,7 @@ def test_a_gpu_of_amd_falls_back_and_refuses_the_kernels_of_nvidia(platform, cap
     ("kind", "fused"), [("TPU v4", False), ("TPU v5 lite", True), ("TPU v6 lite", True)]
 )
 def test_a_tpu_before_v5_falls_back(kind, fused):
-    """The kernel needs strided rolls, which Mosaic compiles for TPU v5 and later."""
+    """The kernel needs strided rolls, which the TPU compiler Mosaic supports from TPU v5 on."""
     device = types.SimpleNamespace(platform="tpu", device_kind=kind)
     mesh: Any = types.SimpleNamespace(devices=np.array([device]), shape=MESH)
     c = TransformerXLConfig(vocab_size=11, d_head=16, dtype="bfloat16")
@@ -345,7 +345,7 @@ def test_training_compiles_for_a_gpu_with_fused_attention(eight_gpus):
     train, validate, evaluate = programs(eight_gpus[:1], **{"model.scan_layers": True})
     layers = experiment().model.n_layer
     assert train.attention == validate.attention == evaluate.attention == "triton (fused)"
-    assert fused_calls(train.calls) == 6 * layers  # two forward, four for the gradient
+    assert fused_calls(train.calls) == 6 * layers  # two kernels forward, four for the gradient
     assert fused_calls(validate.calls) == 2 * layers
     assert train.compiler_flops is None
     assert train.memory.temp_size_in_bytes > 0
@@ -368,9 +368,9 @@ def test_a_generated_token_reads_each_matrix_and_the_cache_once():
     changes = {f"model.{key}": value for key, value in model.items()}
     exp = experiment(**changes, **{"generate.mem_len": 64})
     kernels, least = generated_token.token(exp, "h100:1x1x1")
-    matrices = 2 * 2 * (4 * 256 * 256 + 2 * 256 * 1024)  # two bytes, two layers
+    matrices = 2 * 2 * (4 * 256 * 256 + 2 * 256 * 1024)  # two bytes per entry, two layers
     assert matrices < least < 1.3 * matrices
-    # The activations of the token are moved too: less than a fifth of what must be read.
+    # The token's activations are read and written too: less than a fifth of the bytes in ``least``.
     assert least < sum(k.moved for k in kernels) < 1.2 * least
 
 

@@ -19,7 +19,7 @@ FORMS: dict[str, dict[str, object]] = {
 """The forms of attention, and the settings of each."""
 NO_MEMORY = {f"{part}.mem_len": 0 for part in ("train", "validate", "evaluate")}
 SIZES = {
-    # Longer than one group of queries in attention without a fused kernel.
+    # Segments are longer than one group of queries in attention without a fused kernel.
     **{f"{part}.seg_len": 256 for part in ("train", "validate", "evaluate")},
     **{"model.vocab_size": 30, "train.batch_size": 8, "mesh.data": -1},
 }
@@ -89,7 +89,10 @@ def check_collectives(told, plain):
 
 
 def collectives(told):
-    """For each program, the bytes of each kind of collective; all must be below 100,000."""
+    """For each program in the output ``told``, the bytes of each kind of collective.
+
+    Fails at 100,000 bytes or more, which are printed in MB.
+    """
     found = {}
     for program in re.split(r"\n(?=\w)", told):
         if said := re.search(r"^  collectives +(.*)", program, re.MULTILINE):

@@ -56,7 +56,7 @@ KIMIYOUNG_FILES: Mapping[str, tuple[str, Edits]] = {
     ),
     "utils/log_uniform_sampler.py": ("log_uniform_sampler.py", []),
 }
-"""Maps each source file to its place in the copy, and to edits there (pattern, replacement).
+"""Maps each source file to its path in the copy, and to its edits (pattern, replacement).
 
 Masks become bool. Two unused version constants, which need CUDA, are dropped. The modules of
 ``utils/`` move beside the model, so that the model's imports need no edit.
@@ -98,7 +98,7 @@ CUTOFFS: Mapping[str, Any] = {"cutoffs": [10, 20], "tie_projs": [False, True, Tr
 """Three clusters of ten symbols; projections are tied as in the published wt103 recipe."""
 
 BATCH, N_SEGMENTS = 2, 3
-"""B and the number of segments of every case."""
+"""The batch size B and the number of segments of every case."""
 
 LAMB_STEPS, LAMB_SEGMENT, LAMB_BATCH = 20, 8, 4
 """The number of updates in the run with LAMB, and the T and B of this run."""
@@ -264,10 +264,11 @@ def record(case: Case, code: types.ModuleType) -> tuple[Arrays, dict[str, Any]]:
 
 
 def record_lamb(code: types.ModuleType, lamb: types.ModuleType) -> tuple[Arrays, dict[str, Any]]:
-    """``LAMB_STEPS`` updates of a small NVIDIA model with NVIDIA's own ``Lamb``.
+    """The arrays and the description of a run with NVIDIA's model and optimizer ``Lamb``.
 
-    Two tensors test edge cases of the rule. One starts with a norm above 10, which the trust ratio
-    limits to 10. The other one starts at zero, where the ratio is 1.
+    The small model gets ``LAMB_STEPS`` updates. Two tensors test edge cases of the trust ratio. One
+    starts with a norm above 10, which the ratio limits to 10. The other one starts at zero, where
+    the ratio is 1.
 
     Returns:
       arrays: ``init/<name>`` and ``final/<name>``, the whole state before and after; ``data``

@@ -1,4 +1,4 @@
-"""Records results of the authors' TensorFlow code and of Hugging Face's TransfoXL, as numbers.
+"""Records results of the authors' TensorFlow code and of Hugging Face's TransfoXL as arrays.
 
     python tests/recorded/record_others.py tensorflow --original=DIR --out=tests/recorded/others
     python tests/recorded/record_others.py huggingface --out=tests/recorded/others
@@ -67,7 +67,7 @@ def write(out, name, arrays, about):
 
 
 def tensorflow_1(tf):
-    """A module ``tensorflow`` for the original: ``tf.compat.v1``, dense layers and layer_norm."""
+    """A stand-in for TF 1's module: ``tf.compat.v1`` with dense layers, dropout and layer_norm."""
     v1 = tf.compat.v1
 
     def dense(x, units, activation=None, use_bias=True, kernel_initializer=None, name=None):
@@ -138,7 +138,7 @@ def record_tensorflow(folder, out):
             for i, (x, y) in enumerate(zip(*segments(rng), strict=True)):
                 feed = {inp: x.T, tgt: y.T, **dict(zip(mems, states, strict=True))}
                 value, states = session.run([loss, new], feed)
-                # without cutoffs the original gives the loss of each token
+                # without cutoffs the original gives the loss of each token, not their mean
                 arrays |= {f"seg{i}/inp": x, f"seg{i}/tgt": y, f"seg{i}/loss": np.mean(value)}
                 arrays |= {f"seg{i}/mem/{n}": state for n, state in enumerate(states)}
         about = {"program": "tensorflow", "args": {**args, "mem_len": M, "dropatt": 0.0}}

@@ -30,7 +30,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(folder):
-    """A finished run of 12 updates, validated at 4 (before ``swa_start``), 8 and 12."""
+    """Returns the workdir and the settings of a finished run of 12 updates.
+
+    The run was validated after update 4 (before ``swa_start``), 8 and 12.
+    """
     changes = {**BOTH, "train.eval_every": 4, "checkpoint.keep_last": 3}
     run_in_workdir(folder, folder / "run", **changes)
     return folder / "run", changes
@@ -54,7 +57,7 @@ def test_averages_are_those_written_out_over_the_updates(folder):
         state = step(state, training_batch(streams, n, "reset"))
         after.append(arrays(state.params))
     tail, exponential = (arrays(state.averages[name]) for name in ("swa", "ema"))
-    weights = np.ones(1)  # of w_1, w_2, ..; the newest has max(1/t, 1/4): a plain mean at first
+    weights = np.ones(1)  # of updates 1 .. t; the newest has max(1/t, 1/4), so first all are equal
     for t in range(2, len(after) + 1):
         newest = max(1 / t, 1 - 0.75)
         weights = np.append(weights * (1 - newest), newest)

@@ -38,7 +38,10 @@ def teachers(tmp_path_factory):
 
 
 def in_one_pass(trained, tokens):
-    """Next-token probabilities [N-1,V] after each of N tokens but the last, from one pass."""
+    """Returns the next-token probabilities after each of the N tokens except the last.
+
+    The result is [N - 1, vocabulary size]. The model reads all tokens as one segment.
+    """
     mems = trained.model.init_mems(1, len(tokens))
     logits, _ = trained.model.apply({"params": trained.params}, tokens[None, :-1], mems)
     return np.asarray(jax.nn.softmax(logits[0]), np.float64)
@@ -104,7 +107,10 @@ def test_the_loss_is_least_at_the_probabilities_of_the_teacher():
 
 @pytest.mark.integration
 def test_a_student_of_itself_and_of_the_text(teachers, tmp_path):
-    """With weight 1, the student learns from the teachers alone; the log has the text's loss."""
+    """``distil.weight`` is the teachers' share of the loss; 1 means that only teachers count.
+
+    The logged loss is that of the text, whatever the weight.
+    """
     folder, names = teachers
     short = {**SHORT, "train.steps": 3, "checkpoint.every": 3, "train.log_every": 1}
     changes = {"train.text_on_device": True, "distil.teachers": tuple(names)}

@@ -31,7 +31,10 @@ FEW = {"train.steps": 4, "train.eval_every": 0}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The workdir of a character model; a high learning rate moved it far from its first values."""
+    """Returns the workdir of a trained character model.
+
+    A high learning rate moved its parameters far from their first values.
+    """
     folder = tmp_path_factory.mktemp("start")
     exp, corpus = claimed(folder, folder / "run", **{"optimizer.learning_rate": 0.05, "seed": 3})
     train(exp, corpus, str(folder / "run"), PreemptionGuard())
@@ -39,7 +42,7 @@ def trained(tmp_path_factory):
 
 
 def claimed(folder, workdir, **changes):
-    """Makes an untrained workdir with settings and vocabulary; returns experiment and corpus."""
+    """Writes config and vocabulary to a workdir without training; returns experiment and corpus."""
     corpus, exp = corpus_and_experiment(folder, **changes)
     workdir.mkdir()
     init_workdir(str(workdir), exp, corpus)
@@ -47,7 +50,11 @@ def claimed(folder, workdir, **changes):
 
 
 def resolved(folder, start, workdir, said=None, **changes):
-    """Prepares fine-tuning on another text, as the command does; returns experiment and corpus."""
+    """Prepares a run that fine-tunes the model of the workdir ``start`` on another text.
+
+    ``said`` is this text, unless None. ``changes`` are settings. Prepares as the command does, and
+    returns the experiment and the corpus.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "text.txt").write_text(said or text(seed=9)[: 1 << 13], encoding="utf-8")
     given = {**UNNAMED, "data.vocab": None, "train.start_from": str(start), "train.log_every": 1}
@@ -205,9 +212,10 @@ def test_another_start_is_another_run(trained, tmp_path):
 
 
 def test_the_config_that_started_a_run_also_uses_its_model(tmp_path, monkeypatch):
-    """The workdir gives the model's shape and kind of token, which the config lacks.
+    """The config that started a fine-tuning run can also evaluate the run.
 
-    By then, the model that the run started from is deleted.
+    This config lacks the model's shape and kind of token, so both come from the run's workdir. The
+    model from which the run started has been deleted by then.
     """
     claimed(tmp_path, tmp_path / "run")
     exp, corpus = resolved(tmp_path / "text", tmp_path / "run", tmp_path / "tuned")

@@ -34,7 +34,10 @@ PARTS = [
 
 
 def by_hand(params, gradients, c):
-    """Yields the parameters as a flat dict after each gradient, by LAMB's formulas in float64."""
+    """Yields the parameters (a flat dict) after the update by each gradient, by LAMB's formulas.
+
+    The computation is in float64. ``c`` is the optimizer's config.
+    """
     tensors = [parts for parts in PARTS if parts[0] in params]
     tensors += [[name] for name in params if not any(name in parts for parts in PARTS)]
     m = {name: np.zeros_like(w) for name, w in params.items()}
@@ -79,7 +82,10 @@ def test_stacked_layers_are_updated_one_by_one(form):
 
 @pytest.mark.parametrize("eps", [1e-8, 1e-2])
 def test_eps_leaves_parameters_without_gradient_unchanged(eps):
-    """A parameter with a gradient moves by m / (sqrt(v) + eps) times LAMB's trust ratio."""
+    """Only a parameter with a gradient moves: by m / (sqrt(v) + eps) times LAMB's trust ratio.
+
+    m and v are the running means of the gradient and of its square.
+    """
     tx = scale_by_lamb(b1=0.5, b2=0.75, eps=eps)
     params = {"moved": jnp.array([3.0]), "left": jnp.array([3.0])}
     gradient = {"moved": jnp.array([0.02]), "left": jnp.array([0.0])}

@@ -18,7 +18,7 @@ from txl_jax.training.events import WandbRun, make_logger
 
 
 class Recorder(txl_jax.Logger):
-    """A logger that keeps the calls that it gets."""
+    """A logger that records the calls of its methods."""
 
     def __init__(self):
         self.calls: list[tuple[Any, ...]] = []
@@ -38,7 +38,10 @@ class Recorder(txl_jax.Logger):
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
-    """The workdir of a run, and its ``Recorder``'s calls; a logger of docs/training.md runs too."""
+    """Returns the workdir of a run, and the calls that the run's ``Recorder`` got.
+
+    The example logger of docs/training.md gets the same calls.
+    """
     folder = tmp_path_factory.mktemp("logged")
     (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "training.md").read_text(), re.DOTALL)
     names: dict[str, Any] = {}

@@ -44,7 +44,10 @@ def experiment(cfg=CFG, **changes):
 
 
 def gradient_and_metrics(exp, some):
-    """The gradient, as one step of plain gradient descent subtracts it, and the step's metrics."""
+    """Returns the gradient for a batch, and the metrics of one training step.
+
+    The gradient is what one step of gradient descent with learning rate 1 subtracts.
+    """
     params = jax.tree.map(jnp.asarray, tiny_models.variables(exp.model)["params"])
     mems = tiny_models.memory(exp.model, [3, 2, 0, 1], M)
     state = TrainState(jnp.int32(0), params, PLAIN_GRADIENT.init(params), mems)
@@ -198,7 +201,10 @@ def test_divergence_is_the_mean_of_both_directions():
 @pytest.mark.integration
 @pytest.mark.parametrize("clusters", [{}, {"cutoffs": (4, 7)}], ids=["plain", "clusters"])
 def test_r_drop_is_two_losses_and_how_far_they_are_apart(clusters):
-    """The loss is computed from two passes under dropout; the kept memory is the first pass's."""
+    """The loss is the mean of two passes with dropout, plus ``r_drop`` times their divergence.
+
+    The memory that is kept is that of the first pass.
+    """
     cfg = tiny_models.config(dropout=0.3, **clusters)
     params, model = tiny_models.variables(cfg)["params"], txl_jax.TransformerXL(cfg)
     mems, key = tiny_models.memory(cfg, [3] * B, M), jax.random.key(5)

@@ -98,6 +98,7 @@ def test_micro_batches_on_a_mesh_give_the_whole_batch():
 
 
 def test_parameters_and_optimizer_are_sharded_and_memory_is_sharded_by_rows():
+    # L layers, B rows, M states of memory, N heads of width H, model width D, vocabulary size V
     state = prepared(experiment((2, 2, 2), **{"model.scan_layers": True}))[-1]
     adam = state.opt_state[1]
     piece = lambda x: x.sharding.shard_shape(x.shape)
@@ -186,7 +187,10 @@ class Chip:
 
 
 def slice_of(n: int, monkeypatch) -> list[Any]:
-    """Makes n chips of a slice; ``jax.make_mesh`` then returns only (shape, number of devices)."""
+    """Returns n fake chips of a TPU slice.
+
+    Also replaces ``jax.make_mesh`` by a function that returns (shape, number of devices).
+    """
     monkeypatch.setattr(jax, "make_mesh", lambda shape, *_, devices: (shape, len(devices)))
     return [Chip() for _ in range(n)]
 
@@ -204,7 +208,10 @@ def slice_of(n: int, monkeypatch) -> list[Any]:
     ],
 )
 def test_of_a_tpu_slice_a_part_that_divides_it_is_taken(chips, batch, settings, shape, monkeypatch):
-    """On any other part of a slice, libtpu compiles no program and JAX makes no mesh."""
+    """If a run uses only some chips of a slice, their number divides the number of all chips.
+
+    For any other number, libtpu compiles no program and JAX makes no mesh.
+    """
     devices = slice_of(chips, monkeypatch)
     got = make_mesh(MeshConfig(**settings), experiment().model, batch, devices=devices)
     assert got == (shape, np.prod(shape))
@@ -319,7 +326,10 @@ def test_a_run_that_leaves_devices_idle_says_so_once(tmp_path, capsys):
 
 
 def all_shapes(text: str, kinds: str = r"[\w-]+") -> list[tuple[str, tuple[int, ...]]]:
-    """Lists (kind, shape) of each result of the instructions of ``kinds`` in a compiled program."""
+    """Lists (kind, shape) of each result of the instructions in a compiled program's text.
+
+    ``kinds`` is a regular expression for the kinds of instructions to list.
+    """
     found = []
     for result, kind in re.findall(rf"= (\S.*?) ({kinds})(?:-start)?\(", text):
         for shape in re.findall(r"\w+\[([\d,]*)\]", result):

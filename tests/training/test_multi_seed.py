@@ -53,7 +53,7 @@ def together(folder):
 
 
 def claimed_plan(exp, workdir, corpus):
-    """Builds the plan of all seeds, and writes config and vocabulary to each seed's folder."""
+    """Returns a plan of all seeds' runs; writes config and vocabulary to each seed's folder."""
     plan = build_plan(exp, corpus, str(workdir))
     for one in plan.runs:
         claimed(one.workdir, one.exp, corpus)

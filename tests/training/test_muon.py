@@ -33,7 +33,10 @@ MATRICES = {
 
 
 def newton_schulz(x):
-    """Five iterations with the coefficients of Jordan (2024), in float64."""
+    """Returns x with all singular values brought near 1, by Newton-Schulz iterations.
+
+    These are five iterations with the coefficients of Jordan (2024), in float64.
+    """
     x = x / (np.linalg.norm(x) + 1e-8)
     if len(x) > len(x.T):
         return newton_schulz(x.T).T
@@ -44,7 +47,10 @@ def newton_schulz(x):
 
 
 def by_hand(params, gradients, c):
-    """Yields the parameters as a flat dict after each gradient, by the formulas in float64."""
+    """Yields the parameters (a flat dict) after the update by each gradient, by Muon's formulas.
+
+    The computation is in float64. ``c`` is the optimizer's config.
+    """
     m = {name: np.zeros_like(w) for name, w in params.items()}
     v = {name: np.zeros_like(w) for name, w in params.items()}
     for t, gradient in enumerate(gradients, 1):

@@ -199,7 +199,7 @@ def test_a_number_for_the_rate_is_given_where_an_optimizer_takes_no_schedule(fol
 
 @pytest.mark.slow
 def test_adafactor_is_the_same_on_a_mesh_whose_devices_share_its_state(folder):
-    """Adafactor's state has other axes than the parameters, and its norms need whole arrays."""
+    """Adafactor's state has other axes than the parameters; its norms are over unsharded arrays."""
     cut = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "train.micro_batches": 2}
     layers = {"model.n_layer": 2, "model.scan_layers": True}
     one = train_steps(folder, **FACTORED, **layers)

@@ -49,7 +49,11 @@ def by_optimizer(params, gradients, **settings):
 
 
 def by_hand(params, gradients, l2=0.0, decay=0.0, rate=lambda t, name: RATE):
-    """Adam in PyTorch's order: clip all, then for each tensor L2, moments, step, decay."""
+    """Returns the parameters after updates by Adam, written out in PyTorch's order.
+
+    First, all gradients are clipped together. Then, for each tensor, L2 is added to the gradient,
+    the moments are updated, and the step and the weight decay are subtracted.
+    """
     w = {k: v.astype(np.float64) for k, v in arrays(params).items()}
     m, v = ({k: np.zeros_like(x) for k, x in w.items()} for _ in range(2))
     for t, gradient in enumerate(map(arrays, gradients)):

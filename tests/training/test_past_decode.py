@@ -1,4 +1,8 @@
-"""Past-decode regularisation equals its formula over scored inputs; off, it adds nothing."""
+"""Past-decode regularisation equals its formula; switched off, it adds nothing to the loss.
+
+The regularisation term is the loss of predicting each input token back from the model's prediction
+of the next token.
+"""
 
 import dataclasses
 from typing import Any
@@ -37,7 +41,7 @@ def batch(context_len=0):
 
 
 def loss(cfg, params, some, key=None, mems=None, **terms) -> Any:
-    """The loss and the sum of nll of one batch."""
+    """Returns the training loss of a batch, and the summed nll of its targets."""
     model = txl_jax.TransformerXL(cfg)
     mems = tiny.memory(cfg, [3, 2, 0, 1], M) if mems is None else mems
     key = jax.random.key(0) if key is None else key
@@ -51,7 +55,11 @@ def log_softmax(z):
 
 
 def by_hand(cfg, params, scores, inputs):
-    """Mean nll, at scored positions, of the inputs decoded from next-word ``scores`` [B,T,V]."""
+    """Returns the regularisation term: the mean nll of inputs that are predicted from ``scores``.
+
+    ``scores`` [rows, time, vocabulary] are those of the next word. Only positions with a scored
+    target count.
+    """
     p = reference.float64({k: v for k, v in params.items() if not isinstance(v, dict)})
     words = p["embedding"] if cfg.tie_weight else p["softmax_weight"]
     found = []
@@ -63,7 +71,7 @@ def by_hand(cfg, params, scores, inputs):
 
 
 def scores(cfg, params, some, key=None, mems=None, **about) -> Any:
-    """The next-word scores [B,T,V] of a training pass, with dropout drawn from ``key``."""
+    """Returns the next word's scores [rows, time, vocabulary], with dropout drawn from ``key``."""
     mems = tiny.memory(cfg, [3, 2, 0, 1], M) if mems is None else mems
     train: Any = {"train": True, "rngs": {"dropout": jax.random.key(0) if key is None else key}}
     about = {**train, **some.model_kwargs(False), **about}
@@ -150,7 +158,7 @@ def test_gradient_reaches_its_parameters_the_words_and_the_layers():
 
 @pytest.mark.parametrize("has_parameters", [False, True])
 def test_off_the_loss_is_the_mean_nll_bit_by_bit(has_parameters):
-    """The loss equals the model's fused nll, whether or not past-decode parameters exist."""
+    """The loss is exactly the model's mean nll, whether or not past-decode parameters exist."""
     cfg = tiny.config(past_decode=has_parameters, dropout=0.3)
     params, some, key = tiny.variables(CFG)["params"], batch(), jax.random.key(4)
     params = {k: v for k, v in params.items() if has_parameters or k not in PAST}

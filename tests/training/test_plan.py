@@ -1,4 +1,4 @@
-"""A plan builds each part of a run once, and raises if the run cannot work."""
+"""A plan builds each part of a run once, and raises an error if the run cannot work."""
 
 import collections
 import functools
@@ -27,7 +27,10 @@ LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 
 @pytest.fixture
 def counts(monkeypatch):
-    """Counts built meshes, evaluators, first states and streams, and passes over the token ids."""
+    """Returns a counter of what is built: meshes, evaluators, first states and streams.
+
+    The counter also counts passes over token ids.
+    """
     found: collections.Counter[str] = collections.Counter()
 
     def counted(owner, name, what):

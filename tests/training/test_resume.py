@@ -45,7 +45,7 @@ OPTAX = {
 }
 
 
-STOPS = (1, 3, 6, 9, 12, 15)  # the run is stopped at its guard's n-th query, for each n in turn
+STOPS = (1, 3, 6, 9, 12, 15)  # the run stops when it asks its guard for the n-th time, for each n
 DISPATCH = {"train.steps_per_dispatch": 2, "train.log_every": 4}
 
 
@@ -90,7 +90,7 @@ def test_sentences_train_over_epochs_and_resume_bit_identically(tmp_path):
     }
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
     run(tmp_path, tmp_path / "whole", **changes)
-    for n in (5, 8):  # validation queries the guard, too
+    for n in (5, 8):  # validation asks the guard, too
         assert not train(exp, corpus, str(tmp_path / "cut"), StopAt(n)).finished
     assert train(exp, corpus, str(tmp_path / "cut"), PreemptionGuard()).finished
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
@@ -167,7 +167,7 @@ def test_a_finished_run_started_again_changes_nothing(tmp_path):
 
 @pytest.mark.integration
 def test_a_resumed_run_says_that_its_validation_has_changed(tmp_path, capsys):
-    """The best checkpoint is chosen by validation loss, and a change makes losses incomparable."""
+    """The best checkpoint is chosen by validation loss, which other settings can change."""
     few = {"train.steps": 4, "train.eval_every": 2}
     run(tmp_path, tmp_path / "run", **few)
     assert "validation has changed" not in capsys.readouterr().err

@@ -128,7 +128,10 @@ def test_a_last_record_that_lacks_only_its_line_end_is_kept(make, tmp_path):
 
 
 def test_a_resumed_run_writes_the_records_of_its_first_step_again(tmp_path):
-    """Resuming drops the step's record of one kind, later records and half a line; others stay."""
+    """Resuming at step 2 drops that step's valid record, later records and an unfinished line.
+
+    Other complete lines stay, even those that are no records.
+    """
     path = tmp_path / "metrics.jsonl"
     old = [{"kind": kind, "step": step} for step in (1, 2, 3) for kind in ("train", "valid")]
     records.append(str(path), *old)

@@ -1,4 +1,7 @@
-"""A skipped update changes no parameter or moment, also with micro-batches and dispatches."""
+"""A skipped update changes no parameter and no moment of the optimizer.
+
+This also holds with micro-batches, and if one call of the compiled program does several steps.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +63,7 @@ def spoilt(batch):
 
 
 def moments(opt_state):
-    """The optimizer's arrays by name, and separately the count of its schedule."""
+    """Returns the optimizer's arrays by name, and, apart from them, its schedule's step count."""
     found = arrays(opt_state)
     (count,) = [key for key in found if key.endswith("[2].count")]
     return found, int(found.pop(count))
@@ -114,7 +117,7 @@ def test_memory_that_is_not_finite_is_emptied_for_its_stream_alone(folder):
     hidden[0, 2, 3] = np.inf
     after, metrics = step(state.replace(mems=state.mems.replace(hidden=hidden)), batches[1])
     assert metrics["skipped"] == 1
-    assert after.mems.filled.tolist() == [16, 16, 16, 16]  # M = T: all states are new, finite
+    assert after.mems.filled.tolist() == [16, 16, 16, 16]  # as long as a segment: all states new
 
     step = prepared(folder, **SKIP, **{"train.mem_len": 32})[4]
     _, _, _, state, _, _ = prepared(folder, **SKIP, **{"train.mem_len": 32})
@@ -173,7 +176,10 @@ def test_a_spike_is_skipped_once_the_mean_is_one(folder, cut):
 
 
 def test_a_norm_that_is_not_finite_is_no_spike(folder):
-    """A norm that is not finite stops the run, unless ``train.non_finite`` is ``skip``."""
+    """``train.skip_spikes`` does not skip an update whose gradient norm is not finite.
+
+    Such a norm stops the run, unless ``train.non_finite`` is ``skip``.
+    """
     _, _, _, state, step, batches = prepared(folder, **{"train.skip_spikes": 3.0})
     recent = RecentNorm(jnp.float32(1e-9), jnp.int32(50))
     state = state.replace(opt_state=(recent, *state.opt_state[1:]))

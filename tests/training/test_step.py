@@ -1,4 +1,7 @@
-"""The result of a training step does not depend on micro-batches, dispatch, devices or padding."""
+"""The result of a training step does not depend on micro-batches, dispatch, devices or padding.
+
+A dispatch is one call of a compiled program, which can do several steps.
+"""
 
 import functools
 import json
@@ -118,7 +121,7 @@ def test_context_is_given_to_a_model_without_memory_however_a_step_is_cut(folder
     if positions == "full":
         blind = train_steps(folder, **{**changes, "train.context_len": 0})[1]["nll_sum"]
         seeing = one[1]["nll_sum"]
-        assert blind[0] == pytest.approx(seeing[0], rel=1e-5)  # no text precedes it
+        assert blind[0] == pytest.approx(seeing[0], rel=1e-5)  # no text precedes the first segment
         assert np.all(np.abs(blind[1:] / seeing[1:] - 1) > 1e-6)
 
 
@@ -177,7 +180,10 @@ def test_dropout_differs_from_step_to_step_on_the_same_batch(folder):
 
 @pytest.mark.integration
 def test_dropout_differs_between_micro_batches(folder):
-    """Rows are equal: with equal dropout too, the mean loss would not depend on their number."""
+    """Each micro-batch is one row, and all rows are equal.
+
+    If their dropout were equal too, the mean loss would not depend on the number of rows.
+    """
     means = []
     for rows in (2, 3):
         changes = {"model.dropout": 0.3, "model.n_layer": 1, "train.micro_batches": rows}
@@ -290,7 +296,10 @@ def frozen_steps(exp, batches):
 
 
 def scored_in_turn(exp, batches):
-    """The summed nll of each forward pass, and the final memory; no ``lengths`` are passed."""
+    """Returns what :func:`frozen_steps` returns, but from forward passes without ``lengths``.
+
+    The training step passes ``lengths``, the numbers of tokens in each row before its padding.
+    """
     model = txl_jax.TransformerXL(exp.model)
     state = init_state(exp, model, optax.set_to_zero())
     params, mems, sums = {"params": state.params}, state.mems, []

@@ -193,7 +193,10 @@ def score_row(one: RowRun, c: AblationConfig) -> dict[str, Any]:
 
 
 def attention_lengths(exp: ExperimentConfig, lengths: tuple[int, ...]) -> tuple[int, list[int]]:
-    """Returns the attention length of training, M or T, and the lengths that are evaluated."""
+    """Returns the attention length of training (M, or T without memory), and all lengths to score.
+
+    The lengths to score are sorted, and include that of training.
+    """
     train_length = exp.train.mem_len or exp.train.seg_len
     selected = sorted({train_length, *lengths})
     if (limit := exp.model.segment_limit) is not None:
@@ -238,10 +241,11 @@ def best_value(lengths: list[int], values: list[float], unit: Unit) -> tuple[flo
 
 
 def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Summarises each row by its value at the training length, ``init``, and its best, ``best``.
+    """Returns a summary of each row of the table.
 
-    Values are means over seeds. ``spread`` is the difference between the worst and the best seed at
-    their best lengths. ``length`` is the best length of the mean curve.
+    ``init`` is the row's value at the training length, and ``best`` is its best value. Values are
+    means over seeds. ``spread`` is the difference between the worst and the best seed at their best
+    lengths. ``length`` is the best length of the mean curve.
     """
     table, keys = [], ("row", "parameters", "train_length", "unit", "lengths")
     for name in dict.fromkeys(row["row"] for row in rows):

@@ -40,7 +40,10 @@ class PositionAttention:
         return [int(d) for d in np.argsort(-x, kind="stable")[:LISTED] if x[d] > 0]
 
     def text_around(self, distance: int, width: int) -> tuple[str, str, str]:
-        """Returns a token with at most ``width`` characters of text on both sides."""
+        """Returns the text before the token at ``distance``, the token, and the text after it.
+
+        Each of the two texts has at most ``width`` characters.
+        """
         at = len(self.tokens) - 1 - distance
         join = " " if self.vocab.kind in ("word", "sentence", "id") else ""
         window = self.tokens[max(0, at - width) : at + width + 1]
@@ -49,7 +52,10 @@ class PositionAttention:
         return before[-width:], words[here], after[:width]
 
     def to_json(self, spans: np.ndarray) -> dict[str, Any]:
-        """Returns the position, the token, and each head's largest weights as a JSON object."""
+        """Returns the position, the token, and each head's largest weights as a JSON object.
+
+        ``spans`` [L,N] are the mean distances of all heads.
+        """
         heads, token = [], lambda d: readable_token(self.vocab, self.tokens[-1 - d])
         for layer, head in self.heads:
             x = self.probabilities[layer, head]
@@ -154,7 +160,7 @@ def heads(about: dict[str, str], found: Averages, attention: PositionAttention):
 
 
 def _edges(n_keys: int) -> np.ndarray:
-    """Returns the edges of distance bins, which are narrow for small distances."""
+    """Returns the bounds of bins of distances; bins of small distances are narrow."""
     return np.unique([0, *np.geomspace(1, n_keys, 100).round().astype(int)])
 
 

@@ -143,7 +143,11 @@ class AttentionReader:
         name: str = "tokens",
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Averages:
-        """Averages attention over whole segments with ``attention.max_tokens`` queries in all."""
+        """Returns attention averaged over the first segments in which memory or context is full.
+
+        The segments have at least ``attention.max_tokens`` queries in all. If the setting is 0, or
+        the text is too short for it, all segments without padding are read.
+        """
         p, limit = self.protocol, self.settings.max_tokens
         (streams, end), first = self._streams(tokens, name), self._warm_up
         begin = 0 if p.mem_len else first
@@ -182,7 +186,10 @@ class AttentionReader:
         return np.asarray(last[:, :, 0, ::-1])
 
     def _advance(self, inputs: np.ndarray, mems: Memory) -> Memory:
-        """Returns the memory after a segment. Waits for it, because queued segments use memory."""
+        """Returns the memory after a segment, once it is computed.
+
+        Without waiting, several segments in the queue would occupy the device's memory.
+        """
         return jax.block_until_ready(self._read(self._params, inputs, mems))
 
     def _streams(self, tokens: np.ndarray, name: str) -> tuple[Streams, int]:

@@ -60,9 +60,10 @@ def probabilities(layer: AttentionInputs) -> jax.Array:
 
 
 def term_probabilities(layer: AttentionInputs) -> dict[str, jax.Array]:
-    """Computes the softmax of each score term: float32 [N,B,T,K] by letter (model/scores.py).
+    """Computes the softmax of each term of the scores by itself: float32 [N,B,T,K] for each letter.
 
-    The bias b_{i-j} belongs to term (d). Attention without position scores has no terms.
+    The letters are those of model/scores.py. Term (d) includes the bias b_{i-j}. Attention without
+    position scores has no terms.
     """
     p, q, r = layer.positions, layer.q, layer.positions.r
     if r is None:
@@ -88,7 +89,7 @@ def _softmax(p: Positions, scores: jax.Array, mask: jax.Array) -> jax.Array:
 def sum_by_distance(x: jax.Array, weights: jax.Array) -> jax.Array:
     """Sums values of query-key pairs over queries: [...,K], where entry d is for distance d.
 
-    ``x`` is [...,B,T,K], and 0 for keys after the query. ``weights`` [B,T] weight the queries.
+    ``x`` is [...,B,T,K], and 0 for keys after the query. ``weights`` [B,T] has one for each query.
     Query i of the last T of K positions has distance K-T+i-j to key j.
     """
     summed = jnp.einsum("...btk,bt->...tk", x, weights.astype(x.dtype))
@@ -147,7 +148,10 @@ class Averages:
 
     @classmethod
     def of(cls, sums: Sums) -> "Averages":
-        """Averages sums over at least one query, without distances beyond the window."""
+        """Returns the averages of ``sums``, which include at least one query.
+
+        Distances to which no query can attend are left out.
+        """
         k = int(np.count_nonzero(sums.seen))
         seen = np.asarray(sums.seen, np.float64)[:k]
         mean = lambda x: np.asarray(x, np.float64)[..., :k] / seen
@@ -162,7 +166,7 @@ class Averages:
         return len(self.seen)
 
     def widest(self, count: int) -> list[tuple[int, int]]:
-        """Returns (layer, head) of the ``count`` largest mean distances, the largest first."""
+        """Returns (layer, head) of ``count`` heads, in the order of falling mean distance."""
         order = np.argsort(-self.spans, axis=None, kind="stable")[:count]
         return [divmod(int(i), self.spans.shape[1]) for i in order]
 
@@ -175,7 +179,11 @@ class Averages:
         return total / np.add.reduceat(self.seen, edges[:-1])
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns a JSON object per head: layer, head, mean distance, and attention by range."""
+        """Returns a JSON object for each head.
+
+        It has the layer, the head, the mean distance, and for each range of distances the share of
+        the head's attention.
+        """
         edges = doubling_edges(self.n_keys)
         names = [f"{a}" if b == a + 1 else f"{a}-{b - 1}" for a, b in itertools.pairwise(edges)]
         shares = np.add.reduceat(self.attention * self.seen, edges[:-1], axis=-1) / self.queries
@@ -193,5 +201,5 @@ class Averages:
 
 
 def doubling_edges(n_keys: int) -> np.ndarray:
-    """Returns the edges 0, 1, 2, 4, 8, .. K of distance bins, which double in width."""
+    """Returns the bounds 0, 1, 2, 4, 8, .. K of bins of distances, which double in width."""
     return np.array([0, *(2 ** np.arange(max(n_keys - 1, 0).bit_length())), n_keys])

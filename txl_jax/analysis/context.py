@@ -101,7 +101,11 @@ def check(model: TransformerXLConfig, tokens: np.ndarray | Pieces, c: ContextCon
 def measure(
     trained: TrainedModel, corpus: Corpus, c: ContextConfig, name: str, progress: Progress
 ) -> Losses:
-    """Measures :func:`losses_by_context` of a trained model, with the clamp of its protocol."""
+    """Returns a trained model's losses on a split of the corpus at each context length of ``c``.
+
+    The evaluation protocol's ``clamp_len`` and ``same_length``, if set, replace those of the model.
+    ``name`` becomes the name of the losses.
+    """
     tokens = running_text(getattr(corpus, c.split))
     model = under_protocol(trained.config.model, trained.config.evaluate)
     nll = losses_by_context(model, trained.params, tokens, c, progress)
@@ -185,7 +189,10 @@ def _window_batches(model, params, text, c: ContextConfig, group: tuple[int, ...
 
 
 def _stream_batches(model, params, text, c: ContextConfig, mem_len: int) -> Batches:
-    """Scores streams with memory. A stream starts one longest context before its targets."""
+    """Scores streams with memory.
+
+    Before its first target, a stream has as many tokens as the longest context of ``c``.
+    """
     module, variables = TransformerXL(model), {"params": params}
     b, stride, first = c.batch_size, c.stride, c.lengths[-1]
     per_stream = -(-(len(text) - first) // b)  # number of targets of a stream

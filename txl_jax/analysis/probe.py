@@ -112,7 +112,10 @@ def memory_lengths(trained: TrainedModel) -> tuple[int, ...]:
 def score_distance(
     trained: TrainedModel, model: TransformerXL, mem_len: int, distance: int
 ) -> dict[str, Any]:
-    """Returns the accuracy at a distance (the answer is the likeliest symbol) and the mean loss."""
+    """Returns a model's accuracy and mean loss on answers at a distance.
+
+    The accuracy is the share of answers to which the model gives the largest probability.
+    """
     c, seg_len = trained.config, trained.config.train.seg_len
     rng = np.random.default_rng([c.probe.seed, distance])
     min_before = seg_len + max(memory_lengths(trained))
@@ -134,9 +137,10 @@ def score_distance(
 def draw_texts(
     c: ProbeTextConfig, rng: Any, distance: int, count: int, seg_len: int, min_before: int
 ) -> list[str]:
-    """Draws texts of n T + 1 tokens that end with an episode of this distance.
+    """Draws ``count`` texts that end with an episode of this distance.
 
-    At least ``min_before`` tokens of other episodes come first. The first episode is truncated.
+    A text has a multiple of T tokens, and one more as the last target. At least ``min_before``
+    tokens of other episodes come first. The first episode is truncated.
     """
     size = -(-(min_before + distance + 1) // seg_len) * seg_len + 1
     n_before, texts = size - (distance + 2), []
@@ -206,7 +210,10 @@ def changes_prediction(
 
 
 def measured_reach(model: TransformerXL, params: Any, seg_len: int, mem_len: int) -> int:
-    """Returns the largest distance with a measured change, up to T beyond :func:`reach`."""
+    """Returns the largest tested distance at which another token changes the last prediction.
+
+    Distances up to T beyond :func:`reach` are tested, but not all of them if they are many.
+    """
     limit = reach(model.cfg, seg_len, mem_len)
     count = min(MAX_DISTANCES, limit + seg_len)
     spread = np.linspace(1, limit + seg_len, count).round().astype(int)

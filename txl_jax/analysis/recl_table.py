@@ -274,7 +274,10 @@ def _text(result: dict[str, Any]) -> str:
 
 
 def _heat_maps(group_gains: dict[str, dict[float, list[Gains]]], subtitle: str):
-    """Draws gains from c to c' > c. Rows are models. Each column has one r and one colour scale."""
+    """Draws a heat map of each model's gains when the context grows from length c to c' > c.
+
+    Rows are models. A column has one share r of hard tokens and one colour scale.
+    """
     counts = [len(next(iter(shares.values()))) for shares in group_gains.values()]
     n_shares = len(next(iter(group_gains.values())))
     heights = [2.4 * count + 1.7 for count in counts]

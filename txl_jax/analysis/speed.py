@@ -130,7 +130,7 @@ def format_row(row: dict[str, Any]) -> str:
 
 
 def with_memory(c: TransformerXLConfig, length: int, seg_len: int) -> Program:
-    """Builds a program that scores one stream with memory ``length``, in seconds per token."""
+    """Builds a program that scores one stream with M = ``length``; it returns seconds per token."""
     lengths: dict[str, Any] = {"seg_len": seg_len, "mem_len": length}
     protocol = ProtocolConfig(batch_size=1, same_length="pytorch", clamp_len=-1, **lengths)
     cfg = dataclasses.replace(c, scan_layers=False)
@@ -139,7 +139,10 @@ def with_memory(c: TransformerXLConfig, length: int, seg_len: int) -> Program:
 
 
 def scoring(c: TransformerXLConfig, p: ProtocolConfig, params: Any, segments: int) -> Program:
-    """Builds a program that scores ``segments`` segments, after two that are not timed."""
+    """Builds a program that scores ``segments`` segments, and returns the seconds per segment.
+
+    Two more segments come first and are not timed.
+    """
     text = random_tokens(p.batch_size * p.seg_len * (segments + 2) + 1, c.vocab_size)
     mesh = scoring_mesh(MeshConfig(), c, p.batch_size)
     evaluator = Evaluator(c, p, text, mesh, work=_WORK)
@@ -173,7 +176,11 @@ def random_tokens(count: int, vocab_size: int | None) -> np.ndarray:
 
 
 def sliding_windows(c: TransformerXLConfig, length: int, windows: int, efficient: bool) -> Program:
-    """Builds a program that predicts ``windows`` successive tokens, each from its own window."""
+    """Builds a program that predicts ``windows`` successive tokens, each from its own window.
+
+    It returns the seconds per token. If ``efficient``, it is the program ``windows`` of this
+    module's docstring, and otherwise ``recomputed``.
+    """
     model = vanilla(c, efficient)
     text = random_tokens(length + windows, c.vocab_size)
     inputs = jnp.stack([text[i : i + length] for i in range(windows)])

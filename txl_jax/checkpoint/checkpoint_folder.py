@@ -20,14 +20,14 @@ from txl_jax.literal_path import COMMIT_MARK
 from txl_jax.messages import truncate
 from txl_jax.paths import absolute, files_in, is_remote, move_folder, names, path, remove_folder
 
-TEMPORARY = ".orbax-checkpoint-tmp"  # ends the name of a local checkpoint until the commit
+TEMPORARY = ".orbax-checkpoint-tmp"  # the end of a local checkpoint's name until the commit
 METRIC = "valid_loss"  # the name of Orbax's metric: validation loss in nats, or infinity
 MANIFEST = "checksums.json"
 _WRITTEN_AT_COMMIT = ("_CHECKPOINT_METADATA", COMMIT_MARK)
 
 
 class CheckpointFolder:
-    """The checkpoint files of a workdir; with many processes, only process 0 uses this class."""
+    """The checkpoint files of a workdir. With many processes, only process 0 uses this class."""
 
     def __init__(self, workdir: str):
         self.path = absolute(os.path.join(workdir, CHECKPOINTS))
@@ -46,11 +46,15 @@ class CheckpointFolder:
         return sorted(int(name) for name in found if self._is_committed(name))
 
     def _is_committed(self, name: str) -> bool:
-        """Whether a checkpoint is complete; a local one gets its final name only at the commit."""
+        """Whether a checkpoint with its final name is complete; on a local disk, it always is."""
         return not is_remote(self.path) or path(self.path, name, COMMIT_MARK).exists()
 
     def choose(self, which: str) -> int:
-        """Returns the step of ``best``, ``latest`` or a number, or raises CheckpointError."""
+        """Returns the step of the checkpoint that ``which`` names: ``best``, ``latest`` or a step.
+
+        ``best`` has the lowest validation loss; if none has a loss, the latest checkpoint is used.
+        Raises CheckpointError if there is no such checkpoint.
+        """
         steps = self.steps()
         if not steps:
             raise CheckpointError(f"there is no checkpoint in {self.path}; train first")
@@ -68,7 +72,7 @@ class CheckpointFolder:
         return named[which]
 
     def valid_loss(self, step: int) -> float:
-        """Returns the validation loss saved with a step, in nats; infinity if it is unreadable."""
+        """Returns the validation loss saved with a step, in nats; infinity if there is none."""
         try:
             metrics = path(self.step_path(step), "metrics", "metrics").read_bytes()
             loss = float(json.loads(metrics)[METRIC])

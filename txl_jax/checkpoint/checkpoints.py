@@ -34,13 +34,16 @@ from txl_jax.parallel.processes import on_process_zero
 
 
 class Checkpoints(contextlib.AbstractContextManager):
-    """The checkpoints of one workdir; ``c`` says which to keep, and ``None`` means read-only."""
+    """Saves and restores the checkpoints of one workdir.
+
+    ``c`` says which checkpoints to keep. With ``None``, this class only reads checkpoints.
+    """
 
     def __init__(self, workdir: str, c: CheckpointConfig | None = None):
         self._folder = CheckpointFolder(workdir)
         self._options = orbax_items.options(c, self._before_commit)
         self._manager: ocp.CheckpointManager | None = None
-        # the step of a save under way, and the number of arrays of each item
+        # the step of a save under way, and the number of arrays in each item (such as ``params``)
         self._saving: tuple[int, dict[str, int]] | None = None
         self._failed = False  # whether a save failed and this process removed its files
         if c is not None:
@@ -60,9 +63,10 @@ class Checkpoints(contextlib.AbstractContextManager):
         return self._manager
 
     def _before_commit(self) -> None:
-        """Checks the files and writes the manifest; Orbax calls this when all items are on disk.
+        """Checks the files of a checkpoint and writes its manifest.
 
-        Only process 0 runs it. An error here fails the save, so nothing is committed.
+        Orbax calls this method in process 0 when all items are on disk. An error here fails the
+        save, so nothing is committed.
         """
         assert self._saving is not None, "a save is under way"
         step, counts = self._saving
@@ -71,7 +75,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         write_manifest(folder)
 
     def steps(self) -> list[int]:
-        """Returns the steps of committed checkpoints, oldest first; all processes call it."""
+        """Returns the steps of committed checkpoints, oldest first. All processes must call it."""
         return on_process_zero(self._folder.steps)
 
     def choose(self, which: str = "best") -> int:
@@ -79,7 +83,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         return on_process_zero(lambda: self._folder.choose(which))
 
     def save(self, step: int, state: Any, meta: dict[str, Any], valid_loss: float | None) -> None:
-        """Starts a save and returns once the state is copied, or raises CheckpointError."""
+        """Copies the state and starts threads that save it, or raises CheckpointError."""
         self._save_items(step, orbax_items.state_items(state), meta, valid_loss)
 
     def save_params(self, step: int, params: Any, meta: dict[str, Any]) -> None:
@@ -117,7 +121,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             self.save(step, state, meta, valid_loss)
             self.wait()
         except CheckpointError:
-            if not processes.many():  # many processes stop, and the next start does this
+            if not processes.many():  # many processes end here, and their next start does this
                 self._folder.finish_replacing()
             raise
         on_process_zero(self._folder.finish_replacing)
@@ -213,11 +217,11 @@ class Checkpoints(contextlib.AbstractContextManager):
     def restore_params(
         self, step: int, abstract: Any, weights: str | None = None
     ) -> tuple[Any, str, tuple[str, ...]]:
-        """Returns the parameters ``weights`` of a step, their name, and the step's other names.
+        """Returns parameters of a step, their name, and the names of the step's other parameters.
 
-        A step has the raw parameters and perhaps averages; by default the parameters that training
-        chose are returned. Raises CheckpointError if the checkpoint has no parameters of this name,
-        is damaged or cannot be read.
+        A step has the parameters ``raw`` and perhaps averages. ``weights`` names one of these; by
+        default, the parameters that training chose are returned. Raises CheckpointError if the
+        checkpoint has no parameters of this name, is damaged or cannot be read.
         """
         where = f"checkpoint {step} in {self._folder.path}"
         meta, fault = self._checked_meta(step)

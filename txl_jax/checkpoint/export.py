@@ -52,7 +52,7 @@ _VOCABULARY = {
 
 
 class Program(NamedTuple):
-    """A function of dicts of arrays, and the shapes of its arguments."""
+    """A function of arrays and dicts of arrays, and the shapes of its arguments."""
 
     function: Callable
     arguments: tuple[Any, ...]
@@ -95,8 +95,8 @@ def export(trained: TrainedModel, folder: str | os.PathLike[str], c: ExportConfi
 def programs(model: TransformerXL, params: Any, c: ExportConfig) -> dict[str, Program]:
     """Returns the programs of a model by name: ``logits``, ``nll``, ``cache`` and ``step``.
 
-    They compute attention without fused kernels, because StableHLO has no such kernels. A model
-    without memory has no cache, and therefore only ``logits`` and ``nll``.
+    The programs compute attention without fused kernels, because StableHLO has no such kernels. A
+    model without memory has no cache, and therefore only ``logits`` and ``nll``.
     """
     model = TransformerXL(dataclasses.replace(model.cfg, kernel="xla", remat="none"))
     cfg, shape = model.cfg, jax.ShapeDtypeStruct

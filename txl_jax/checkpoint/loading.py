@@ -74,7 +74,7 @@ def load_exported(folder: str | os.PathLike[str]) -> TrainedModel:
 
 
 def _only(trained: TrainedModel, source: str, step: str, weights: str | None) -> TrainedModel:
-    """Returns a folder's only model; raises WorkdirError if ``step`` or ``weights`` do not fit."""
+    """Returns an exported model; raises WorkdirError if ``step`` or ``weights`` ask for another."""
     known = {"step": (step, ("best", "latest", str(trained.step))), "weights": (weights, (None,))}
     for name, (value, allowed) in known.items():
         if value not in allowed:
@@ -92,7 +92,7 @@ def _for_inference(exp: ExperimentConfig) -> ExperimentConfig:
 
 
 def _checked_step(file_path: str) -> int:
-    """Returns the step in a model file, 0 if damaged; another format is a ModelFormatError."""
+    """Returns a model file's step, 0 if damaged; raises ModelFormatError for another format."""
     names, metadata = safetensors_header(file_path)
     version = metadata.get("version", "0")
     if names and version != str(FORMAT):

@@ -160,7 +160,7 @@ class Lease:
         return True
 
     def _state(self) -> dict[str, str] | None:
-        """Returns conditions that hold until the object changes, or ``None`` without an object."""
+        """Returns conditions that hold until the object changes, or ``None`` if there is none."""
         try:
             found = store().call("GET", "b/{}/o/{}", *self._object, json_out=True)
         except FileNotFoundError:

@@ -1,4 +1,7 @@
-"""Sets up Orbax for checkpoints of named items, and converts a training state to items and back."""
+"""Sets up Orbax for checkpoints of named items, and converts a training state to items and back.
+
+An item is a part of a checkpoint with its own folder, such as ``params`` or ``optimizer``.
+"""
 
 import logging
 import os
@@ -95,7 +98,7 @@ def state_items(state: Any) -> dict[str, Any]:
 def state_from_items(step: int, items: Any, abstract: Any) -> Any:
     """Returns the training state of a step, with the shapes and shardings of ``abstract``."""
     hidden = items["mems"].get("hidden")
-    if hidden is None:  # M = 0: nothing was stored
+    if hidden is None:  # a memory of length 0 is not stored
         shape = abstract.mems.hidden
         hidden = processes.placed(np.zeros(shape.shape, shape.dtype), shape.sharding)
     return abstract.replace(

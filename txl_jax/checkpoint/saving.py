@@ -108,7 +108,7 @@ def require_empty_folder(folder: str) -> None:
 
 
 def _without_paths(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a workdir's record without the paths of the machine that wrote it."""
+    """Returns a workdir's record without the paths of its machine and without secret addresses."""
     settings = without_paths(record)
     data, corpus = record.get("data", {}), dict(record.get("corpus", {}))
     path, url = data.get("path"), data.get("url")

@@ -13,7 +13,7 @@ from txl_jax.checkpoint.errors import ModelFormatError
 
 
 class Tensors:
-    """The arrays of a stored state by name; :meth:`finish` reports all problems at once."""
+    """Hands out the arrays of a stored state by name, and collects problems for :meth:`finish`."""
 
     def __init__(self, state: Mapping[str, Any]):
         self._left = dict(state)
@@ -36,12 +36,15 @@ class Tensors:
         return tensor.astype(np.float32)
 
     def alias(self, name: str, of: str, tensor: np.ndarray, why: str) -> None:
-        """Removes ``name``, a copy of the array ``of``; it can be missing, but must not differ."""
+        """Removes the array ``name``, which can be missing but must not differ from ``tensor``.
+
+        ``tensor`` is the array ``of`` of the same state, and ``why`` says why both must be equal.
+        """
         if name in self._left and not np.array_equal(self.take(name, tensor.shape), tensor):
             self._problems.append(f"{name} differs from {of}, and {why}")
 
     def finish(self, ignored: Iterable[str] = ()) -> None:
-        """Raises ModelFormatError if there are problems or arrays that were never taken."""
+        """Raises ModelFormatError for problems, and for arrays left over besides ``ignored``."""
         unknown = [f"{name} is not known" for name in self._left if name not in ignored]
         if problems := self._problems + unknown:
             why = "; ".join(problems)
@@ -88,7 +91,7 @@ def parameters_hash(params: Any) -> str:
 
 
 def params_from_flat(tensors: Mapping[str, np.ndarray], shapes: Any) -> dict[str, Any]:
-    """Returns a tree of the arrays by path; raises ModelFormatError unless they fit ``shapes``."""
+    """Builds a tree like ``shapes`` from arrays by path; raises ModelFormatError if they differ."""
     left = Tensors(tensors)
     wanted = flatten_dict(shapes, sep="/").items()
     params = {name: left.take(name, leaf.shape) for name, leaf in wanted}

@@ -35,7 +35,7 @@ class TrainedModel:
 def with_settings(trained: TrainedModel, exp: ExperimentConfig) -> TrainedModel:
     """Returns the model with the settings of ``exp``; raises WorkdirError if the shapes differ.
 
-    Dtype and precision of the computation may differ, because they change no parameter.
+    The dtype and the precision of the computation can differ, because they change no parameter.
     """
     own = trained.config.model
     vocab_size = own.vocab_size if exp.model.vocab_size is None else exp.model.vocab_size

@@ -30,7 +30,7 @@ from txl_jax.parallel import processes
 from txl_jax.paths import path
 
 VOCAB_HASH = "vocab_hash"
-"""The key in the description of the corpus with the :func:`vocab_hash` of the vocabulary."""
+"""The key of the vocabulary's hash in the description of the corpus (``config.json``)."""
 AUTO_DTYPE = "auto_dtype"
 """The key in the provenance that tells whether ``model.dtype`` was ``auto``."""
 
@@ -63,7 +63,7 @@ def init_workdir(
     if config.exists():
         settings = read_experiment(workdir)  # raises for another version or damaged settings
         if auto_dtype and loaded_experiment(workdir).model.dtype == "auto":
-            settings = _with_dtype(settings, exp.model.dtype)  # it may change before a checkpoint
+            settings = _with_dtype(settings, exp.model.dtype)  # can change before a checkpoint
         record = read_record(workdir)
         different = differing_keys(settings.to_dict(), exp.to_dict())
         text_hash = record.get("corpus", {}).get("source_hash")
@@ -85,7 +85,7 @@ def init_workdir(
 
 
 def describe_corpus(corpus: Corpus) -> dict[str, Any]:
-    """Returns the description of the corpus for ``config.json``."""
+    """Returns what ``config.json`` says about a corpus: name, hash, counts and vocabulary hash."""
     described = {"name": corpus.name, "source_hash": corpus.source_hash, **dict(corpus.info)}
     return {**described, VOCAB_HASH: vocab_hash(corpus.vocab)}
 

@@ -1,7 +1,8 @@
-"""The settings of every analysis, and a table of the analyses; none changes a trained state.
+"""The settings of every analysis, and a table of the analyses.
 
-:class:`Analyses` is the table. The command, its help, the list of files in a workdir and the report
-page read the table. An analysis, its section of settings and its mode have the same name.
+No analysis changes a trained model. :class:`Analyses` is the table. The command, its help, the list
+of files in a workdir and the report page read the table. An analysis, its section of settings and
+its mode have the same name.
 """
 
 import dataclasses
@@ -192,7 +193,7 @@ class Analysis(NamedTuple):
 
 
 def row(section: type[Section], *values: Any, **more: Any) -> Any:
-    """Declares the section of settings of an analysis, with the values of its row."""
+    """Declares a field for an analysis: its section of settings, and its :class:`Analysis`."""
     metadata = {"analysis": Analysis(*values, **more)}
     return dataclasses.field(default_factory=section, metadata=metadata)
 

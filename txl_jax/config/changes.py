@@ -24,7 +24,7 @@ FREE_TO_CHANGE = (
     *(one.name for one in dataclasses.fields(Analyses)),
 )
 """Keys and sections that a resumed run may change, because they do not affect the trained state.
-(The path of the corpus may change, but not its hash.)"""
+The path of the corpus may change, but its text must keep its hash."""
 
 
 def override(exp: ExperimentConfig, overrides: Mapping[str, Any]) -> ExperimentConfig:
@@ -35,7 +35,7 @@ def override(exp: ExperimentConfig, overrides: Mapping[str, Any]) -> ExperimentC
 
 
 def set_all(nested: dict[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Sets dotted keys in a nested dict; removes keys that exclude them (:data:`ALTERNATIVES`)."""
+    """Sets dotted keys in a nested dict, and removes keys that they exclude (ALTERNATIVES)."""
     # The prompt may be the text "none".
     is_none = lambda key: key != "generate.prompt" and str(overrides[key]).lower() == "none"
     for group in ALTERNATIVES:
@@ -68,7 +68,7 @@ def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def changed_validation(before: Mapping[str, Any], exp: ExperimentConfig) -> list[str]:
-    """Returns validation settings, except the batch size, whose values differ from a record's."""
+    """Returns how validation settings, except the batch size, differ from those of a record."""
     old, new = flatten(before.get("validate", {})), flatten(exp.to_dict()["validate"])
     other = [key for key in old if old[key] != new.get(key) and key != "batch_size"]
     return [f"validate.{key}: {old[key]} -> {new.get(key)}" for key in other]
@@ -80,7 +80,7 @@ def is_free(key: str) -> bool:
 
 
 def with_absolute_paths(exp: ExperimentConfig) -> ExperimentConfig:
-    """Returns the experiment with every ``file_path`` absolute, ready to be stored."""
+    """Returns the experiment with absolute paths in all its settings, ready to be stored."""
     changes = {}
     for key, field in path_fields(ExperimentConfig):
         value, named = attrgetter(key)(exp), field.metadata["path"] == NAMED
@@ -89,7 +89,7 @@ def with_absolute_paths(exp: ExperimentConfig) -> ExperimentConfig:
 
 
 def without_paths(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the nested settings of a record with every ``file_path`` at its default."""
+    """Returns the settings of a record, with the default in place of each path of files."""
     cleared, given = copy.deepcopy(dict(record)), flatten(record)
     defaults, paths = flatten(ExperimentConfig().to_dict()), dict(path_fields(ExperimentConfig))
     set_all(cleared, {key: defaults[key] for key in paths if key in given})

@@ -157,7 +157,7 @@ def _lengths(c: RunConfig) -> Broken:
 def lengths_of(
     model: TransformerXLConfig, name: str, part: training.TrainConfig | ProtocolConfig
 ) -> Broken:
-    """Yields the lengths of ``part``, the section ``name``, that do not fit a model."""
+    """Yields settings of lengths in ``part``, the section ``name``, that do not fit a model."""
     if model.memory_free and part.mem_len:
         rule = f"must be 0, because attention {model.attention!r} has no memory"
         yield f"{name}.mem_len", f"{rule}; use {name}.context_len instead"

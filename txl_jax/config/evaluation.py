@@ -10,7 +10,7 @@ from txl_jax.config.model import Window
 Split = Literal["train", "valid", "test"]
 
 COLDEST = 1e-6
-"""The smallest temperature above 0; logits divided by less may exceed the range of float32."""
+"""The smallest temperature above 0; logits divided by less can exceed the range of float32."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

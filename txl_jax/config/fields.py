@@ -59,7 +59,10 @@ def above_0(default: Any) -> Any:
 
 
 def within(low: float, high: float, default: Any, also: str = "") -> Any:
-    """Declares a field from ``low`` to ``high``; a text ``also`` begins the rule and allows 0."""
+    """Declares a field whose value must be from ``low`` to ``high``.
+
+    With a text ``also``, such as ``"0 (greedy) or "``, 0 is allowed too, and the rule says so.
+    """
     rule = f"must be {also}from {low} to {high}"
     return setting(default, rule, lambda v: low <= v <= high or (also and v == 0))
 

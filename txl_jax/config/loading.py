@@ -34,10 +34,10 @@ def load_config(
     Args:
       config: the name of a recipe of this package, such as ``enwik8_24l``, or a Python file with
         ``get_config()`` that returns a ``ConfigDict``. The argument for ``get_config(variant)``
-        may follow after a colon, as in ``enwik8_24l:smoke``; a file with a list ``VARIANTS``
-        accepts no other one. A file in a package (a folder with ``__init__.py``) can import its
-        neighbours: ``from .x import y``. Instead, ``config`` may be a nested dict or ``ConfigDict``
-        of the settings that differ from the defaults, or an experiment.
+        may follow after a colon, as in ``enwik8_24l:smoke``. If a file has a list ``VARIANTS``,
+        only these arguments are accepted. A file in a package (a folder with ``__init__.py``) can
+        import its neighbours: ``from .x import y``. Instead, ``config`` may be a nested dict or
+        ``ConfigDict`` of the settings that differ from the defaults, or an experiment.
       overrides: a dict from dotted keys to values, such as ``{"train.steps": 10}``. A string is
         converted to the type of the setting: ``8,16`` is a list, and a list of texts with commas
         may be a JSON list. If keys exclude each other (data.path and data.url), a key given here
@@ -134,7 +134,7 @@ def _recipe_files() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _fresh_imports() -> Iterator[None]:
-    """Keeps imports from writing ``__pycache__``; at the end removes the modules from memory."""
+    """A context in which imports write no ``__pycache__``; its end removes config modules."""
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     importlib.invalidate_caches()
     try:

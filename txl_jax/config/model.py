@@ -154,7 +154,7 @@ class TransformerXLConfig(Section, key="model"):
 
     @property
     def kv_heads(self) -> int:
-        """The number of heads of keys and values, in which a cache holds memory."""
+        """The number of heads for which a cache holds the keys and values of the memory."""
         return self.n_head
 
     @property

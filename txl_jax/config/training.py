@@ -177,7 +177,7 @@ class TrainConfig(Section, key="train"):
 
 
 def longest_segment(seg_len: int, std: float) -> int:
-    """Returns the length of a segment's arrays: T plus the integer part of 3s."""
+    """Returns the length of a segment's arrays: ``seg_len`` plus the integer part of 3 ``std``."""
     return seg_len + int(3 * std)
 
 

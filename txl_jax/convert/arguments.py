@@ -60,7 +60,10 @@ def take_settings(
 
 
 def give_settings(c: TransformerXLConfig, *names: str, size: str = "n_token") -> dict[str, Any]:
-    """Returns a model's constructor arguments: ``tie_projs`` and those of :func:`take_settings`."""
+    """Returns the constructor arguments of an original program for a model of this project.
+
+    They are ``tie_projs`` and the arguments that :func:`take_settings` removes.
+    """
     ties = (*c.tie_projs, *[False] * len(c.cutoffs))[: len(c.cutoffs) + 1]
     return {
         **{name: getattr(c, name) for name in (*SHAPE, *names)},
@@ -106,7 +109,10 @@ def check_convertible(c: TransformerXLConfig) -> None:
 
 
 def check_forms(c: TransformerXLConfig, program: str, forms: Mapping[str, Iterable]) -> None:
-    """Raises ModelFormatError if a program lacks a setting's value. ``forms`` lists its values."""
+    """Raises ModelFormatError if ``program`` does not support the value of a setting.
+
+    ``forms`` maps keys of settings to the values that the program supports.
+    """
     check_convertible(c)
     see = "docs/converting.md has a table of the programs' settings"
     for key, supported in forms.items():

@@ -43,7 +43,11 @@ WT103_SYMBOLS = 267_735
 
 
 class Program(NamedTuple):
-    """Functions that convert a program's models, and the memory length if a source has none."""
+    """Functions that convert the models of another program, and its defaults for evaluation.
+
+    ``first_memory`` says whether its memory is empty or zeros before the first segment.
+    ``mem_len`` is the memory length if the source has none.
+    """
 
     config: Callable[[Mapping[str, Any]], TransformerXLConfig]
     params: Callable[[Mapping[str, Any], TransformerXLConfig], dict[str, Any]]

@@ -38,7 +38,7 @@ VOCABULARIES = ("vocab.json", "vocab.txt", "vocab.bin")
 HUGGINGFACE = ("model.safetensors", "pytorch_model.bin")
 """The names under which Hugging Face's library saves a model, the preferred one first."""
 _VARIANT = re.compile(r"(model\b.*\.safetensors|pytorch_model\b.*\.bin)(\.index.*\.json)?")
-"""Names of Hugging Face's library, also with a variant or a shard number, and of its indices."""
+"""The names that Hugging Face's library gives to files of models, to their shards and indices."""
 _INDEX = re.compile(r".+\.\w+\.index(\.[\w-]+)?\.json")
 _SHARD = re.compile(r".+-\d+-of-0*(\d+)\..+", re.ASCII)
 

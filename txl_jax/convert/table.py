@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 
 def view(*shape: int, part: Any = (), transposed: bool = False) -> View:
-    """Returns a function that returns a part of a tensor in a shape, as a view of its memory.
+    """Returns a function that takes a tensor and returns a part of it, reshaped, without a copy.
 
     The function transposes the tensor if ``transposed``, reshapes it to ``shape`` if one is given,
     and takes the index ``part``. An assignment to the view changes the tensor.

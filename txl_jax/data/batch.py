@@ -43,7 +43,7 @@ class Batch(flax.struct.PyTreeNode):
         return self.inputs.shape[-1] - self.targets.shape[-1]
 
     def model_kwargs(self, with_lengths: bool) -> dict[str, Any]:
-        """Returns the keyword arguments of ``nll`` that describe the inputs.
+        """Returns the keyword arguments of the model's method ``nll`` that describe the inputs.
 
         ``with_lengths`` adds ``lengths``, int32 [B], the number of real tokens of each row. The
         model needs them if text follows a padded segment, or if positions are counted from the last
@@ -76,9 +76,10 @@ def make_batch(segment: Segment, reset_memory: bool) -> Batch:
 
 
 def warm_up_batches(streams: Streams, n: int, rows: slice = slice(None)) -> list[Batch]:
-    """Returns up to n tokens before each stream in ``rows``, as segments with weights of 0.
+    """Returns batches of the n tokens before each stream in ``rows``; all their weights are 0.
 
-    These segments fill an empty memory as if each stream had begun n tokens earlier. For n = 5,
+    Reading them fills an empty memory as if each stream had begun n tokens earlier. If the text has
+    fewer tokens before a stream, the batches are padded there. For n = 5,
     T = 3 and streams that begin at tokens 0, 4 and 8 of a text:
 
         stream 0   . . .   . . .       nothing is before it

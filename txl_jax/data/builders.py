@@ -26,7 +26,7 @@ DESCRIPTIONS = {
 
 @dataclasses.dataclass(eq=False)
 class TextConfig(tfds.core.BuilderConfig):
-    """The settings of one corpus; ``data`` is a section of an experiment's config."""
+    """The settings of one corpus: ``data`` is the section ``data`` of an experiment's config."""
 
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
 

@@ -84,7 +84,7 @@ def as_bytes(block: str | bytes, where: str = "text", errors: str = "surrogatees
 
 
 def _crlf_fix(text: str | bytes, at: int) -> str | None:
-    """Returns advice for an error if the symbol ``at`` is the CR of a CRLF, or else ``None``."""
+    """Returns advice for an error if the symbol at ``at`` is a CR of a CRLF, or else ``None``."""
     if text[at : at + 2] not in ("\r", "\r\n", b"\r", b"\r\n"):
         return None
     fault = "the line ends are CRLF (Windows), and those of the training text are not"
@@ -97,7 +97,10 @@ def as_letters(block: str | bytes) -> bytes:
 
 
 def whole_words(blocks: Blocks, where: str = "text", end_last_line: bool = False) -> Iterator[str]:
-    """Yields a text in parts, none of which ends inside a word; CRLF and CR become LF."""
+    """Yields a text in parts, none of which ends inside a word; CRLF and CR become LF.
+
+    With ``end_last_line``, the last line gets a line end if it has none.
+    """
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     kept, last = "", "\n"
     for block in decode_utf8(blocks, where):
@@ -125,11 +128,14 @@ def bytes_by_frequency(blocks: Iterable[bytes]) -> list[int]:
 
 
 class Codec:
-    """The encoding of one kind of vocabulary; raises DataError for symbols of another kind."""
+    """Encodes and decodes text with one kind of vocabulary.
+
+    The constructor raises DataError for symbols of another kind.
+    """
 
     required: ClassVar[tuple[str, ...]] = ()  # symbols that every vocabulary of this kind has
     unit: Unit = "bpc"  # the unit of a mean loss
-    unknown: ClassVar[str | None] = None  # the symbol that may stand for unknown words
+    unknown: ClassVar[str | None] = None  # the symbol that can stand for unknown words
     lower_case = False  # whether text is put in lower case before it is encoded
 
     def __init__(self, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]):
@@ -278,7 +284,7 @@ class WordCodec(Codec):
         return text.replace(" \n", "\n").removesuffix(" ")
 
     def _ids_of(self, spaced: str) -> np.ndarray:
-        """Returns the ids of words; raises KeyError for a word without an id."""
+        """Returns ids of words, that of ``unknown`` for other words; KeyError if there is none."""
         words, unknown = spaced.split(), self._ids.get(self.unknown)
         if unknown is None:
             return np.array(list(map(self._ids.__getitem__, words)), self.dtype)
@@ -337,7 +343,7 @@ class IdCodec(Codec):
             raise DataError("two symbols differ only in how white space is written in them")
 
     def encode_blocks(self, blocks, where, end_last_line):
-        """Raises UnknownSymbolError for a word that is neither a symbol nor an id below V."""
+        """Raises UnknownSymbolError for a word that is neither a symbol nor a valid id."""
         n = len(self.symbols)
         texts = decode_utf8(blocks, where) if self.is_text else whole_words(blocks, where)
         for text in texts:

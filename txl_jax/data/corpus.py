@@ -3,7 +3,7 @@
     source ──▶ vocab.json, train.npy, valid.npy, test.npy ──▶ Corpus, memory-mapped
 
 The name of a prepared folder has a hash of the source files and of the protocol (kind of
-vocabulary, cuts of the text, version of this code). Each load checks the files against the sha256
+vocabulary, cuts between splits, version of code). Each load checks the files against the sha256
 in ``corpus.json``, and prepares a damaged corpus again.
 """
 
@@ -46,7 +46,7 @@ DEFAULT_VOCAB: dict[str, Kind] = {
 }
 """The kinds of vocabulary if ``data.vocab`` is not set; all other corpora have ``byte``."""
 
-FOREIGN_VOCAB = "; encoded with a trained model's vocabulary, not its own"  # ends a label
+FOREIGN_VOCAB = "; encoded with a trained model's vocabulary, not its own"  # end of a label
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -163,7 +163,7 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
 
 
 def _token_corpus(data: DataConfig, vocab: Vocab | None) -> Corpus:
-    """Returns a corpus of the user's own arrays, with ``vocab`` or else the arrays' own one."""
+    """Returns a corpus of the user's own arrays, with ``vocab`` or else their own vocabulary."""
     symbols = None if vocab is None else vocab.symbols
     found = tokens.find(data, data_folder(data.cache_dir), symbols)
     sizes = {split: len(flat_tokens(found.splits[split])) for split in SPLITS}

@@ -31,7 +31,10 @@ class BatchPosition(flax.struct.PyTreeNode):
 
 
 class DeviceText(flax.struct.PyTreeNode):
-    """The streams of a text; segments that are shorter than ``width``, T, are right padded."""
+    """The streams of a text on the device, from which :meth:`batch` cuts batches.
+
+    ``width`` is T, the length to which shorter segments are padded on the right.
+    """
 
     tokens: jax.Array | np.ndarray  # int32 [B,n], one stream in each row
     soft: SoftTargets | None = None  # [B,n,k], the soft targets of every token

@@ -34,10 +34,10 @@ class InOrder:
         return 0
 
     def places(self, epoch: int, rows: range, place: np.ndarray) -> np.ndarray:
-        """Returns the positions in R rows' texts of the tokens that an epoch reads: int [R,W].
+        """Returns the positions, in the texts of R rows, of W tokens that each row reads: [R,W].
 
-        ``place`` [W] counts the tokens of a row in the order in which the epoch reads them. If the
-        order is the same in all rows, the result can be [W].
+        ``place`` [W] has the places of these tokens in the order in which a row reads its tokens in
+        this epoch, counted from 0. If the order is the same in all rows, the result can be [W].
         """
         return place
 
@@ -91,14 +91,17 @@ class ShuffledSentences(InOrder):
     def _draw_order(self, epoch: int, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Draws the order of a row's shards; also returns where each shard begins and ends.
 
-        A begin is a position in the row's text, an end is a position in the order of the epoch.
+        A shard begins at a position in the row's text, and ends at a position in the epoch's order.
         """
         edges = self._sentences.edges(self._edges[row])
         order = self._rng(epoch, row, 0).permutation(len(edges) - 1)
         return order, edges[order] - edges[0], np.cumsum(np.diff(edges)[order])
 
     def _shuffle_shard(self, epoch: int, row: int, shard: int) -> np.ndarray:
-        """Returns the positions in a shard's text in the order of an epoch, int32 [n]."""
+        """Returns the positions of a shard's n tokens in the order of an epoch, int32 [n].
+
+        A position counts from the first token of the shard in the text.
+        """
         first, last = self._edges[row][shard : shard + 2]
         starts = self._sentences.edges(np.arange(first, last + 1))
         order = self._rng(epoch, row, shard + 1).permutation(last - first)

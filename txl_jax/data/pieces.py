@@ -74,7 +74,10 @@ class Pieces(Sequence[np.ndarray]):
         return f"Pieces({len(self):,} {self.kind}, {len(self.ids):,} tokens)"
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns a piece as 1-D ids, with a token it shares with the next, or a slice's pieces."""
+        """Returns the 1-D ids of the piece ``index``, or the pieces of a slice.
+
+        The ids of a piece include the token that it shares with the next piece, if any.
+        """
         if isinstance(index, slice):
             first, last, step = index.indices(len(self))
             if step == 1:
@@ -109,8 +112,8 @@ class Pieces(Sequence[np.ndarray]):
     def edges(self, index: np.ndarray) -> np.ndarray:
         """Returns the positions where the pieces ``index`` begin: int64 [...].
 
-        For the index n, it returns where the last piece ends. The last ``<S>`` of a text begins no
-        sentence, so the last sentence ends before this ``<S>``.
+        If an index is the number of pieces, its position is where the last piece ends. The last
+        ``<S>`` of a text begins no sentence, so the last sentence ends before this ``<S>``.
         """
         end = len(self.ids) - (self.kind == "sentences")
         return np.where(index < len(self), self.starts.take(index, mode="clip"), end)
@@ -148,7 +151,7 @@ def as_positions(positions: Any, name: str) -> np.ndarray:
 
 
 def flat_tokens(split: Split) -> np.ndarray:
-    """Returns all ids of a split in order, 1-D; in a plain text, all but the first are targets."""
+    """Returns all ids of a split in order, 1-D, with those that are not targets."""
     return as_pieces(split).ids
 
 
@@ -183,15 +186,19 @@ def separated(tokens: np.ndarray, separator: int, where: str) -> Pieces:
 
 
 def ended_at(ids: np.ndarray, ends: np.ndarray) -> Pieces:
-    """Returns documents that end at positions ``ends``; the tokens there also begin the next."""
+    """Returns the documents in ``ids`` that end at the positions ``ends``.
+
+    The token at each of these positions also begins the next document.
+    """
     starts = ends[(ends > 0) & (ends < len(ids) - 1)]
     return Pieces(ids, np.insert(starts, 0, 0), shared=True)
 
 
 def separator_ends(ids: np.ndarray, separator: np.ndarray) -> np.ndarray:
-    """Returns the positions in ids [n] of the last token of each separator, integers [m].
+    """Returns the positions in ids [n] where the m separators end: int64 [m].
 
-    Separators do not overlap: three line ends contain only one separator of two line ends.
+    ``separator`` has the ids of one separator. Separators do not overlap: three line ends contain
+    only one separator of two line ends.
     """
     k, ends = len(separator), list[int]()
     if not 0 < k <= len(ids):
@@ -219,7 +226,7 @@ def check_starts(starts: np.ndarray, n_tokens: int, where: str) -> None:
 def split_edges(
     starts: np.ndarray, total: int, valid_fraction: float, test_fraction: float, where: str
 ) -> list[int]:
-    """Returns the indices of the first documents of train, valid and test, and n.
+    """Returns the index of the first document of train, valid and test, and n, the number of all.
 
     ``starts`` [n] are the positions of the documents in a text of length ``total``. The text is cut
     between documents, as near to the fractions as possible. The valid or test split gets at least

@@ -34,8 +34,8 @@ def prepare(
 ) -> None:
     """Prepares a source's corpus in ``folder`` unless the folder exists, or raises DataError.
 
-    ``identity`` is written to ``corpus.json``. The text is encoded with ``vocab``, or, if ``vocab``
-    is ``None``, with the text's own vocabulary.
+    ``identity`` has the corpus's name, hash and protocol, and is written to ``corpus.json``. The
+    text is encoded with ``vocab``, or, if ``vocab`` is ``None``, with the text's own vocabulary.
     """
 
     def fill(unfinished: Path) -> None:
@@ -242,7 +242,7 @@ def _check_new_word(document: bytes, separator: str, name: str) -> None:
 def _write_sentences(
     blocks: Iterable[bytes], vocab: Vocab, where: str, path: Path, double: bool
 ) -> int:
-    """Writes ids of sentences and the positions where they begin; returns how many are targets."""
+    """Writes ids of sentences and the positions where they begin; returns the number of targets."""
     starts: list[np.ndarray] = []
 
     def ids() -> Iterator[np.ndarray]:

@@ -20,7 +20,7 @@ Without ``drop_remainder``, documents and sentences are not cut: each row has co
 sentences, and all rows have about the same number of tokens. With ``drop_remainder``, documents are
 cut like a plain text, as in training, and memory is also reset where a row begins. Sentences are
 then laid out as in the authors' code: when a row needs more tokens, it takes the next sentence of
-the text. The pass ends with the last segment that is full in all rows.
+the text. Reading ends with the last segment that is full in all rows.
 """
 
 import contextlib
@@ -65,9 +65,10 @@ def lay_out(
     vocab_size: int | None,
     key: str = "batch_size",
 ) -> Rows:
-    """Returns the rows of a text, or raises DataError if it is too short or an id is not below V.
+    """Returns the rows of a text, or raises DataError if the text is too short or has a wrong id.
 
-    Errors name the text ``name``, and the setting of the batch size ``key``.
+    A right id is from 0 to ``vocab_size`` - 1, or, if this is ``None``, any int32 from 0 on. Errors
+    call the text ``name``, and the setting of the batch size ``key``.
     """
     n, even = len(pieces.ids), drop_remainder or pieces.kind == "tokens"
     most, what = n // 2 if drop_remainder else n - 1, f"{n:,} tokens"

@@ -60,7 +60,7 @@ class Segment:
       weights: float32 [B, T], 1 for targets and 0 for padding, where inputs and targets are also
         0. A target that begins a document has weight 0 too, unless documents share this token.
       starts: bool [B, C+T], True at the first token of a stream; a model gets it as ``reset``.
-      first: True for the first segment of a pass, which must be read with an empty memory.
+      first: True for the first segment of a pass over the text, read with an empty memory.
       resets: bool [B, C+T], True where a document begins; ``None`` without documents.
       lengths: int32 [B], the number of real inputs of each row; ``None`` without documents.
     """
@@ -113,7 +113,7 @@ class Streams:
         return step / self.n_segments
 
     def window(self, start: int, n: int, rows: slice = slice(None), epoch: int = 0) -> Segment:
-        """Returns the segment of targets ``start`` .. ``start + n - 1``, right padded."""
+        """Returns targets ``start`` .. ``start + n - 1`` of streams as a right padded segment."""
         c, first = self.context_len, self.rows.first[rows, None]
         real = np.minimum(np.maximum(self.rows.ends[rows] - start, 0), n)  # np.clip takes longer
         place = np.arange(start - c, start + self.width + 1)
@@ -170,7 +170,7 @@ class DrawnLengths(Streams):
         self.width = longest_segment(seg_len, std)
         self._bounds = functools.lru_cache(maxsize=2)(self._draw_bounds)
         self.n_segments = len(self._bounds(0)) - 1
-        self._first_steps = [0]  # first steps of the epochs counted so far and of the next
+        self._first_steps = [0]  # of each epoch counted so far, and of the next one
         self._lock = threading.Lock()  # the prefetch thread and the log both look up steps
 
     def epochs(self, step: int) -> float:
@@ -238,7 +238,7 @@ def shuffled_streams(
     Any other text keeps its order. With ``partial_shuffle`` each of its streams begins an epoch at
     a random token, and with ``seg_len_std`` s > 0 its segments have random lengths. ``seed``
     decides everything that is random. Other arguments and errors are those of
-    :func:`ordered_streams`. A stream may begin inside a document.
+    :func:`ordered_streams`. A stream can begin inside a document.
     """
     b, t, c = _sizes(batch_size, seg_len, context_len)
     pieces = as_pieces(split, name or "tokens")

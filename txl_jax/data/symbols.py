@@ -51,7 +51,10 @@ def check_ids(name: str, tokens: np.ndarray, vocab_size: int | None) -> None:
 
 
 def scan_ids(tokens: np.ndarray, vocab_size: int) -> tuple[int, int | None]:
-    """Returns the largest id, and the index of the first id outside 0 .. V-1 or ``None``."""
+    """Returns the largest id, and the index of the first wrong id, or ``None`` if all are right.
+
+    A right id is from 0 to ``vocab_size`` - 1. After a wrong id, the scan stops.
+    """
     largest = 0
     for start, part in chunks(tokens):
         if part.min() < 0 or part.max() >= vocab_size:

@@ -183,7 +183,7 @@ class Vocab:
 
     @property
     def keeps_line_ends(self) -> bool:
-        """Whether a carriage return is kept in the tokens; other kinds take it as white space."""
+        """Whether a carriage return is encoded; other vocabularies read it as white space."""
         return self.kind in ("byte", "char", "subword", "tokenizer")
 
     @property
@@ -231,7 +231,7 @@ class Vocab:
         return self._codec.decode_bytes(self.checked(ids))
 
     def checked(self, ids: Iterable[int] | np.ndarray) -> np.ndarray:
-        """Returns ids as int32 [n], or raises DataError unless they are 1-D and from 0 to V-1."""
+        """Returns ids as int32 [n]; raises DataError unless they are 1-D ids of this vocabulary."""
         if (array := _ids(ids)) is None:
             dtype, shape = getattr(ids, "dtype", None), getattr(ids, "shape", ())
             found = f"{dtype} of shape {list(shape)}" if dtype else short_repr(ids)
@@ -316,7 +316,7 @@ def _kind_of(value: Any) -> str:
 
 
 def encode_text(vocab: Vocab, text: Text, name: str) -> np.ndarray:
-    """Returns the ids of a text; a text that is ids is only checked. Errors have ``name``."""
+    """Returns the ids of a text, or checks ids that are given. Errors call the text ``name``."""
     try:
         if isinstance(text, str):
             check_text(vocab, text)

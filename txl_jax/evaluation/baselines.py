@@ -121,7 +121,10 @@ def bigram(train: np.ndarray, vocab_size: int) -> Model:
 def cross_entropy(
     model: Model, tokens: np.ndarray, vocab_size: int, indices: np.ndarray | None = None
 ) -> float:
-    """Returns the cross entropy in nats per target: at ``indices``, or all tokens but the first."""
+    """Returns the cross entropy of a model in nats per target.
+
+    The targets are the tokens at ``indices``, or all tokens except the first.
+    """
     check_ids("tokens", tokens, vocab_size)
     total, count = 0.0, 0
     for previous, target in _pairs(tokens, indices):

@@ -59,7 +59,7 @@ class Rates(flax.struct.PyTreeNode):
 
 
 def rates_of(c: DynamicConfig) -> Rates:
-    """Returns the settings of an update."""
+    """Returns the settings of an update, with numbers as float32 scalars."""
     return Rates(c.rule, *map(np.float32, (c.learning_rate, c.decay, c.epsilon)))
 
 

@@ -234,7 +234,7 @@ class Evaluator:
         return found
 
     def _matrices(self, params: Params) -> Params:
-        """Casts matrices once for all segments, unless they are learnt or scaled in float32.
+        """Casts matrices to the compute dtype once, unless they are learnt or scaled in float32.
 
         Dynamic evaluation learns the matrices. A model with ``pre_lnorm`` scales some of them.
         """

@@ -242,7 +242,7 @@ def _first_state(
 def _extend(
     step: Callable, params, state: DecodeState, draws: _Draws, n, sampling: Sampling, grammar
 ):
-    """Samples n tokens per row. Returns the new state, and tokens and nll [B,N], 0 from n on."""
+    """Samples n tokens per row. Returns the new state, and tokens and nll [B,64], 0 from n on."""
 
     def sample_token(index, carry: tuple[DecodeState, jax.Array, jax.Array]):
         state, tokens, losses = carry

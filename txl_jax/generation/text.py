@@ -20,7 +20,7 @@ from txl_jax.units import in_unit
 
 
 class Decoder:
-    """Decodes tokens one by one, after at least one token ``before``.
+    """Decodes, one by one, the tokens that follow ``before``, which has at least one token.
 
     If ``before`` ends within a character, the first result completes it.
     """

@@ -36,7 +36,10 @@ from txl_jax.parallel.shardings import replicate, shard_words, sharded_over_rows
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The words ``start`` to ``stop`` - 1; ``projected`` says whether projections to D exist."""
+    """The words ``start`` to ``stop`` - 1 of the vocabulary, with embeddings of the same width.
+
+    ``projected`` says whether matrices project these embeddings from ``width`` to the model's D.
+    """
 
     start: int
     stop: int
@@ -69,8 +72,8 @@ class Vocabulary(nn.Module):
     is not D). If ``div_val`` > 1, each cluster i has its own parameters of its own width d_i:
     ``embedding_i`` [size,d_i] and so on. A cluster whose output projection is not tied to its input
     projection also has ``softmax_projection_i`` [d_i,D]. ``cluster_weight`` [C,d] and
-    ``cluster_bias`` [C] give the logits of the tails in the head. Here tail 1 is first; in the
-    authors' PyTorch code it is last.
+    ``cluster_bias`` [C] give the logits of the tails in the head. Their first row is for tail 1; in
+    the authors' PyTorch code, their last row is for tail 1.
 
     If ``mixtures`` K > 1, ``mixture_prior`` [D,K], ``mixture_latent`` [D,K,d] and
     ``mixture_latent_bias`` [K,d] replace an output projection. ``past_decode`` adds
@@ -193,8 +196,10 @@ class Vocabulary(nn.Module):
     def past_nll(self, log_p: jax.Array, inputs: jax.Array) -> jax.Array:
         """Returns the loss of decoding each input word from the next word's prediction: nats [B,T].
 
-        The expected output embedding of the next word is e = E^T p. With f = tanh(e W + b), the
-        input word is scored by softmax(E f + b') (Brahma 2019, "decoding the past").
+        ``log_p`` [B,T,V] are the log-probabilities of the next word, and p are its probabilities.
+        E [V,d] are the output embeddings, so e = E^T p is the expected embedding of the next word.
+        With f = tanh(e W + b), the loss is -log softmax(E f + b') of the input word (Brahma 2019,
+        "decoding the past"). W, b and b' are ``past_weight``, ``past_weight_bias``, ``past_bias``.
         """
         dtype, weight = self.cfg.dtype, shard_words(jnp.asarray(self.weights[0]), self.mesh)
         p = jnp.exp(log_p).astype(dtype)
@@ -210,7 +215,7 @@ class Vocabulary(nn.Module):
         return score(f, _rows(inputs), (weight, self.past_bias)).reshape(inputs.shape)
 
     def _platform(self) -> str:
-        """Returns the platform to choose sizes for, or an empty name if the words are sharded."""
+        """Returns the platform for which block sizes are chosen; empty if words are sharded."""
         shared = self.mesh is not None and self.mesh.shape["tensor"] > 1
         return "" if shared else platform_of(self.mesh)
 
@@ -220,7 +225,7 @@ class Vocabulary(nn.Module):
         return m._replace(latents=self.drop_latent(m.latents, train))
 
     def _tables(self) -> list[Table]:
-        """Returns float32 weights and bias of each cluster; those of the head also score tails."""
+        """Returns each cluster's float32 weights and bias; the head's include a row per tail."""
         c, float32 = self.cfg, functools.partial(jnp.asarray, dtype=jnp.float32)
         tables = list(zip(map(float32, self.weights), map(float32, self.biases), strict=True))
         if c.div_val == 1:  # the gradient of one split is one concatenation
@@ -243,7 +248,7 @@ class Vocabulary(nn.Module):
 def _cluster_nll(
     clusters: tuple[Cluster, ...], platform, h, targets, parts: tuple[list, list[Table]]
 ) -> jax.Array:
-    """Returns -log p(target), float32 [S], for h [S,D]; ``parts`` are projections and tables."""
+    """Returns -log p of targets [S] given states h [S,D]; ``parts`` are projections and tables."""
     projections, tables = parts
     score = functools.partial(cross_entropy, platform=platform)
     head = _inner(h, projections[0], platform)
@@ -272,10 +277,10 @@ def _log_uniform_draws(key: jax.Array, n: int, vocab_size: int) -> jax.Array:
 def _sampled_nll(h: jax.Array, targets: jax.Array, parts) -> jax.Array:
     """Returns the loss of a softmax over the target and drawn words, float32 [S], for h [S,D].
 
-    ``parts`` are the sorted draws (repeats are ignored), the weights and the bias. The log of
-    a word's probability of being drawn, 1 - (1-P)^n, is subtracted from its logit. A draw of the
-    target is masked. (The authors' PyTorch code has (1+P)^-n in place of (1-P)^n, and a factor
-    sqrt(D).)
+    ``parts`` are the n sorted draws (repeats are ignored), the weights and the bias. If one draw
+    gives a word with probability P, n draws contain the word with probability 1 - (1-P)^n. The log
+    of this number is subtracted from the word's logit. A draw of the target is masked. The authors'
+    PyTorch code has (1+P)^-n in place of (1-P)^n, and a factor sqrt(D).
     """
     drawn, weight, bias = parts
     v, n_draws = len(weight), len(drawn)

@@ -39,7 +39,7 @@ class Attention(nn.Module):
     input_sinusoids = False  # sinusoids are added to the model's input
     layer_positions = False  # learnt vectors are added to each layer's input
     position_vectors = False  # every query is multiplied by the vectors r
-    projected_sinusoids = staticmethod(lambda n_keys: 0)  # their number, for model/flops.py
+    projected_sinusoids = staticmethod(lambda n_keys: 0)  # how many, for model/flops.py
 
     cfg: TransformerXLConfig
     mesh: Mesh | None = None
@@ -138,12 +138,15 @@ class Attention(nn.Module):
         return None if x is None else x.astype(dtype) * self.cfg.d_head**-0.5
 
     def terms(self, p: Positions, dtype: Any) -> Positions:
-        """Returns the position terms for kernels/: in a dtype, with u, v and b over sqrt(H)."""
+        """Returns the position terms for kernels/: u, v and b in a dtype, divided by sqrt(H)."""
         scaled = lambda x: self.scaled(x, dtype)
         return p.replace(u=scaled(p.u), v=scaled(p.v), b=scaled(p.b))
 
     def gather(self, x: AttentionInputs) -> jax.Array:
-        """Returns the attention [N,B,T,H]; the analysis of attention captures its inputs here."""
+        """Returns the weighted sum of values for each query and head, [N,B,T,H].
+
+        The analysis of attention intercepts calls of this method to record its inputs.
+        """
         return attend(x, self.cfg.kernel, self.mesh)
 
     def _heads(self, x: jax.Array, kernel: jax.Array, scale: float | None = None) -> jax.Array:
@@ -188,10 +191,11 @@ class RelativeAttention(Attention):
 
 
 class ShawAttention(Attention):
-    """Each layer learns vectors and scalars of distances (Shaw et al. 2018; authors' PyTorch code).
+    """Each layer learns a vector a_d and a scalar b_d for each distance d (Shaw et al. 2018).
 
-    Scores are (q.k + q.a_d + u.k + b_d) / sqrt(H). Distances beyond the table use its last row.
-    With ``clamp_len`` c > 0, only the rows of the c smallest distances are used.
+    The form is that of the authors' PyTorch code. Scores are (q.k + q.a_d + u.k + b_d) / sqrt(H).
+    Distances beyond the table use its last row. With ``clamp_len`` c > 0, only the rows of the c
+    smallest distances are used.
 
     Parameters: those of :class:`Attention`, ``u`` [N,H], ``distance`` [R,N,H] (a) and
     ``distance_bias`` [R,N] (b). Row d is for distance d, and R is ``n_positions``.
@@ -226,7 +230,7 @@ class SharedProjectionAttention(Attention):
     """
 
     position_vectors = True
-    projected_sinusoids = staticmethod(lambda n_keys: n_keys + 1)  # and distance 0 for u and v
+    projected_sinusoids = staticmethod(lambda n_keys: n_keys + 1)  # distance 0 twice, once for u, v
 
     def positions(self, n_keys, encodings, u, v, train=False):
         """See :meth:`Attention.positions`; the model's u and v are not used."""
@@ -256,20 +260,30 @@ FORMS: dict[AttentionForm, type[Attention]] = {
 
 
 def may_fuse_cache(c: TransformerXLConfig, mesh: Mesh | None) -> bool:
-    """Tells whether a fused kernel may read a cache, if it supports the model's attention."""
+    """Tells whether the settings and the devices allow a fused kernel to read a cache.
+
+    Whether a kernel supports the model's attention is not checked here, but in :func:`fuses_cache`.
+    """
     return c.kernel == "auto" and platform_of(mesh) == "gpu"
 
 
 def fuses_cache(
     c: TransformerXLConfig, rows: int, seg_len: int, mem_len: int, mesh: Mesh | None
 ) -> bool:
-    """Tells whether a fused kernel reads a cache of M slots, for segments of T tokens."""
+    """Tells whether a fused kernel reads a cache of ``rows`` streams with ``mem_len`` slots.
+
+    ``seg_len`` is the number of tokens of a segment.
+    """
     sizes = rows, seg_len, mem_len
     return may_fuse_cache(c, mesh) and planned_attention(c, *sizes, False, mesh).name in FUSED
 
 
 def projection_flops(c: TransformerXLConfig, queries: int, keys: int) -> float:
-    """Returns a row's operations in a layer's projections: 4 D NH per query, and per key."""
+    """Returns the operations of one layer's attention projections for one row of a batch.
+
+    A query has two projections (query and output), and a key also has two (key and value). Each
+    projection needs 2 D H for each head.
+    """
     return 4.0 * (queries * c.n_head + keys * c.kv_heads) * c.d_model * c.d_head
 
 

@@ -86,7 +86,7 @@ def _norm_gradient(static, saved, gradient):
 
 
 def _of_moments(normal, x):
-    """Returns each row's mean of x, and its mean product with the normalised state."""
+    """Returns the means of x and of x * normal over the width, as :func:`_without` needs them."""
     along = jnp.mean(x * normal, axis=-1, keepdims=True)
     return jnp.mean(x, axis=-1, keepdims=True), along
 
@@ -109,7 +109,10 @@ _layer_norm = with_derivatives(_norm_forward, _norm_tangent, _norm_gradient)
 
 
 def dropout(cfg: TransformerXLConfig, rate: float, width: int | None = None) -> Dropout:
-    """Returns dropout for [B,T,...]; ``locked`` means one mask for all positions of a row."""
+    """Returns dropout for arrays [B,T,...]; see :class:`Dropout` for ``width``.
+
+    If ``dropout_mask`` is ``locked``, all positions of a row have the same mask.
+    """
     return Dropout(rate, (1,) if cfg.dropout_mask == "locked" else (), width)
 
 
@@ -162,7 +165,10 @@ class FeedForward(nn.Module):
 
 
 def feed_forward_flops(c: TransformerXLConfig) -> float:
-    """Returns a token's operations in a layer without attention: 4 D F, plus 24 D D with gates."""
+    """Returns the operations of one layer for one token, without those of attention.
+
+    The feed-forward layer needs 4 D F, and the two GRU gates, if any, need 24 D D.
+    """
     return 4.0 * c.d_model * c.d_inner + (24.0 * c.d_model**2 if c.gate else 0.0)
 
 
@@ -202,10 +208,11 @@ class GRUGate(nn.Module):
 
 
 class SharedInputs(flax.struct.PyTreeNode):
-    """The inputs that all layers share; ``encodings`` [K,D] are sinusoids of distances K-1 .. 0.
+    """The inputs that all layers share.
 
-    ``places`` are positions counted from the end, [T] or [B,T]. Of all forms of attention, only
-    ``absolute_per_layer`` reads them in a layer.
+    ``encodings`` [K,D] are the sinusoids of the distances K-1 .. 0. ``places`` [T] or [B,T] are
+    positions counted from the end. Of all forms of attention, only ``absolute_per_layer`` reads
+    ``places`` in a layer.
     """
 
     encodings: jax.Array
@@ -246,7 +253,7 @@ class Block(nn.Module):
         return self.attention.project(*self._normalised_memory(memory))
 
     def _normalised_memory(self, memory: jax.Array) -> tuple[jax.Array, ...]:
-        """Returns the memory, or with ``pre_lnorm`` its normalised states, and scale and bias."""
+        """Returns the memory, or, with ``pre_lnorm``, (normalised memory, scale, bias)."""
         if not self.cfg.pre_lnorm:
             return (memory,)
         norm = self.norm_attention
@@ -254,7 +261,7 @@ class Block(nn.Module):
         return normalised, norm.scale, norm.bias
 
     def step(self, h, memory, biases, shared: SharedInputs) -> tuple[jax.Array, jax.Array]:
-        """Returns the layer's output [B,T,D], and its input, which becomes its memory.
+        """Returns the layer's output [B,T,D] and its input [B,T,D], which becomes its memory.
 
         ``memory`` [B,M,D] is a constant in the gradient. ``biases`` are u and v, [N,H] each, for
         ``relative`` attention, and ``None`` twice for other forms.

@@ -23,11 +23,11 @@ from txl_jax.model.derivatives import opaque, with_derivatives
 T = TypeVar("T")
 
 MAX_LOGITS = 2**22  # 16 MiB in float32
-MIN_ROWS = 128  # in smaller blocks, reading the weights costs more than the products
+MIN_ROWS = 128  # in smaller blocks, reading the weights costs more than the matrix products
 TILE_WORDS = {"cpu": 4096}
-"""The words of a tile, by platform; elsewhere a tile has all words."""
+"""The number of words in a tile on each platform; on other platforms, a tile has all words."""
 TIMES_LOGITS = {"gpu": 8}
-"""A GPU's block has up to this many times ``MAX_LOGITS``: small products leave a GPU idle."""
+"""On a GPU, a block has up to 8 times ``MAX_LOGITS``: small matrix products leave a GPU idle."""
 MULTIPLE = {"gpu": 8}
 """The number of words and the width of the inputs are padded to multiples of this number.
 
@@ -42,7 +42,10 @@ _UNIQUE: dict[str, Any] = {"unique_indices": True}
 
 full_einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 searchsorted = functools.partial(jnp.searchsorted, method="compare_all")
-"""Compares with all entries: JAX's default is a loop, which is dozens of kernels on a GPU."""
+"""Finds places in a sorted array by comparing with all entries.
+
+JAX's default method is a loop, which is dozens of kernels on a GPU.
+"""
 
 
 def cross_entropy(

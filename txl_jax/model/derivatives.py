@@ -67,7 +67,7 @@ def with_derivatives(forward: Callable, tangent: Callable, gradient: Callable) -
 
 
 def current_precision() -> str | None:
-    """Returns JAX's current precision of matrix products: that of the innermost context."""
+    """Returns JAX's current setting for the precision of matrix products, or ``None`` if unset."""
     settings: Any = jax.config
     return settings.jax_default_matmul_precision
 

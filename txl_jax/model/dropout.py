@@ -15,7 +15,10 @@ import numpy as np
 from txl_jax.model.derivatives import opaque, with_derivatives
 
 HEAD_STRIDE = 65_536
-"""The number of row b of head n is n * HEAD_STRIDE + b; a batch has fewer rows than this."""
+"""Dropout of attention numbers row b of head n as n * HEAD_STRIDE + b.
+
+A batch has fewer rows than HEAD_STRIDE, so all numbers differ.
+"""
 
 
 FACTORS = 0x7FEB352D, 0x846CA68B
@@ -151,7 +154,7 @@ class AttentionDropout(flax.struct.PyTreeNode):
         return jnp.where(kept, np.float32(self.scale), np.float32(0))
 
     def mask(self, shape: tuple[int, ...], query0: int = 0, key0: int = 0) -> jax.Array:
-        """Returns :meth:`factors` for weights [N,B,T,K] that start at ``query0`` and ``key0``."""
+        """Returns :meth:`factors` of weights [N,B,T,K], whose first entry is (query0, key0)."""
         place = lambda n, axis: jax.lax.broadcasted_iota(jnp.uint32, n, axis)
         n, b, t, k = shape
         row = place((n, b, 1, 1), 0) * jnp.uint32(HEAD_STRIDE) + place((n, b, 1, 1), 1)

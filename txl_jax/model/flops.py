@@ -17,7 +17,9 @@ Sizes = TrainConfig | ProtocolConfig
 
 
 def layer_flops(c: TransformerXLConfig, p: Sizes, rows: int, cached: bool = False) -> float:
-    """Returns a forward pass's operations in all layers; ``cached`` means with a projected memory.
+    """Returns the operations of all layers in a forward pass of ``rows`` rows.
+
+    ``cached`` means that memory is a cache, which stores projected keys and values.
 
     Each row needs 2 T D NH each for queries and output, 2 K D NH each for keys and values, 2 T K NH
     each for content scores, position scores and the weighted sum, and
@@ -43,12 +45,12 @@ def layer_flops(c: TransformerXLConfig, p: Sizes, rows: int, cached: bool = Fals
 
 
 def vocabulary_flops(c: TransformerXLConfig, p: Sizes, rows: int, sampled: bool = False) -> float:
-    """Returns a forward pass's operations in embedding and softmax; V must be known.
+    """Returns the operations of embedding and softmax in a forward pass of ``rows`` rows.
 
-    The result is :func:`score_flops`, plus the projections of each cluster i, which need 2 d_i D
-    for each input and each target. In a mixture of K softmaxes, a target needs 2 K D (d + 1) for
-    latents and prior instead of a projection. ``sampled`` means training, where ``sample_softmax``
-    scores fewer words.
+    ``c.vocab_size`` must not be ``None``. The result is :func:`score_flops`, plus the projections
+    of each cluster i, which need 2 d_i D for each input and each target. In a mixture of K
+    softmaxes, a target needs 2 K D (d + 1) for latents and prior instead of a projection.
+    ``sampled`` means training, where ``sample_softmax`` scores fewer words.
     """
     scored, positions = rows * p.seg_len, rows * (p.context_len + p.seg_len)
     if sampled and c.sample_softmax:  # one table of width D: 2n drawn words, and the target
@@ -65,7 +67,7 @@ def vocabulary_flops(c: TransformerXLConfig, p: Sizes, rows: int, sampled: bool 
 
 
 def score_flops(c: TransformerXLConfig, p: Sizes, rows: int) -> float:
-    """Returns a forward pass's operations in the scores of words.
+    """Returns the operations that compute the logits of words in a forward pass of ``rows`` rows.
 
     A target needs 2 d_i for each word of cluster i that is scored. Every target scores the words of
     the head. The share of targets that also score a tail's words is the tail's probability by
@@ -80,14 +82,19 @@ def score_flops(c: TransformerXLConfig, p: Sizes, rows: int) -> float:
 
 
 def zipf_share(start: int, stop: int, size: int) -> float:
-    """Returns the probability of ranks ``start`` to ``stop`` - 1; p(r) = 1 / ((r + 1) H(size))."""
+    """Returns the probability, by Zipf's law, that a word has a rank ``start`` .. ``stop`` - 1.
+
+    Rank r of 0 .. ``size`` - 1 has the probability 1 / ((r + 1) H), where H is the harmonic number
+    1 + 1/2 + .. + 1/``size``.
+    """
     harmonic = lambda n: math.log(n) + 0.5772156649 + 0.5 / n if n else 0.0
     return (harmonic(stop) - harmonic(start)) / harmonic(size)
 
 
 def update_flops(exp: ExperimentConfig, rows: int | None = None) -> tuple[float, float]:
-    """Returns an update's operations: the model's own (3 forward passes), and recomputed ones.
+    """Returns two numbers of operations in an update: those of the model, and the recomputed ones.
 
+    Those of the model are 3 times those of a forward pass, since the gradient needs twice as many.
     ``remat`` "layer" recomputes each layer's forward pass, and ``remat`` "products" recomputes its
     scores and weighted sum. The scores of words are recomputed for their gradient
     (model/cross_entropy.py). ``loss.r_drop`` doubles all operations. ``loss.past_decode`` adds

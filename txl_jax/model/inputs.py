@@ -1,4 +1,4 @@
-"""Checks the arguments and options of the model's methods, and converts them to its types.
+"""Checks the arguments of the model's methods, and converts them to the types that they need.
 
 Integers of any type become int32 here, before any arithmetic: a narrow type could overflow. Each
 error names the argument.
@@ -101,7 +101,11 @@ def token_ids(
 
 
 def segment_tokens(tokens: Any, context_len: Any, cached: bool, vocab_size: int) -> jax.Array:
-    """Returns ids [B,C+T] as int32; raises ValueError unless B, T > 0, and C = 0 with a cache."""
+    """Returns the token ids of context and segment, [B,C+T], as int32.
+
+    Raises ValueError if B or T is 0, or if there is a context (C = ``context_len`` > 0) although
+    the memory is a cache.
+    """
     tokens = token_ids("tokens", tokens, vocab_size)
     _check_not_empty("tokens", tokens)
     if not _is_integer(context_len) or not 0 <= context_len < tokens.shape[1]:

@@ -18,7 +18,10 @@ _ONE, _ALL = "layer_", "layers"
 
 
 def stack_layers(tree: Tree) -> Tree:
-    """Stacks the trees ``layer_n`` as ``layers``, in parameters or in a tree of such trees."""
+    """Returns parameters in which one stacked tree ``layers`` replaces the trees ``layer_n``.
+
+    ``tree`` can also be a tree that contains such parameters.
+    """
 
     def stack(node: Mapping[str, Any]) -> dict[str, Any]:
         n_layer = sum(name.startswith(_ONE) for name in node)

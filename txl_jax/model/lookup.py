@@ -58,7 +58,7 @@ def _gradient(static, index, gradient):
 
 
 def _sums(words: int, index: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns for each index the sum of its rows [S,d]: [words,d].
+    """Returns the sum of all rows that have the same index: [words,d], from rows [S,d].
 
     Sorting makes rows of the same index neighbours. Each row then adds the sum of the row 1 place
     before it, then 2, 4, .. places before it, if that row has the same index. So the last row of

@@ -35,9 +35,9 @@ class AttentionMask(flax.struct.PyTreeNode):
 
     filled: jax.Array  # int32 [B], number of real slots of the memory
     episode: jax.Array | None
-    seg_len: int = flax.struct.field(pytree_node=False)
-    mem_len: int = flax.struct.field(pytree_node=False)
-    reach: int = flax.struct.field(pytree_node=False)
+    seg_len: int = flax.struct.field(pytree_node=False)  # T
+    mem_len: int = flax.struct.field(pytree_node=False)  # M
+    reach: int = flax.struct.field(pytree_node=False)  # the largest distance in the window
 
     @property
     def n_keys(self) -> int:

@@ -262,7 +262,7 @@ def _written(
 
 
 def _newest(old: jax.Array, new: jax.Array, lengths: jax.Array | None) -> jax.Array:
-    """Returns each row's last M real slots of [old; new], from [.,B,M,.] and [.,B,T,.]."""
+    """Returns each row's last M slots of old [.,B,M,.] and new [.,B,T,.], without its padding."""
     m, t = old.shape[2], new.shape[2]
     if lengths is None:
         if m <= t:

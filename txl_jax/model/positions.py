@@ -28,10 +28,10 @@ class Positions(flax.struct.PyTreeNode):
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
         """Returns softmax numerators [N,B,T,K], 0 where masked, and their sum [N,B,T,1]: float32.
 
-        The caller divides the T x H weighted sums of values by the results' sum, instead of T x K
-        weights. On a CPU this saves a third of attention's time. ``parts`` are the scores, float32
-        [N,B,T,K], and the mask, bool [B,T,K], of each set of keys. Each query must have at least
-        one allowed key.
+        The numerators are not divided by their sum here. The caller divides the weighted sums of
+        values instead, because these are T x H numbers in place of T x K. On a CPU this saves a
+        third of attention's time. ``parts`` are the scores, float32 [N,B,T,K], and the mask, bool
+        [B,T,K], of each set of keys. Each query must have at least one allowed key.
         """
         least = jnp.finfo(jnp.float32).min
         masked = [jnp.where(allowed, scores, least) for scores, allowed in parts]

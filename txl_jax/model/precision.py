@@ -79,7 +79,7 @@ def product_precision(name: str | None) -> contextlib.AbstractContextManager[Any
 
 
 def describe(c: TransformerXLConfig, mesh: Mesh | None) -> list[str]:
-    """Returns lines about dtype and products for the start of a run; the last can be a warning."""
+    """Returns lines on dtype and matrix products to print first; the last can be a warning."""
     c, asked = resolved(c, mesh), c.matmul_precision
     named = "unset" if asked is None else repr(asked)
     lines = [
@@ -95,7 +95,7 @@ def describe(c: TransformerXLConfig, mesh: Mesh | None) -> list[str]:
 
 
 def arithmetic_record(c: TransformerXLConfig, mesh: Mesh | None) -> dict[str, Any]:
-    """Describes the arithmetic of a model on its devices, for the JSON of a result."""
+    """Returns a model's dtype and the precision of its matrix products, for a result's JSON."""
     dtype, asked = resolved(c, mesh).dtype, c.matmul_precision
     products = float32_products(asked, mesh)
     return {"dtype": dtype, "matmul_precision": asked, "float32_products": products}

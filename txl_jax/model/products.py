@@ -18,7 +18,8 @@ from txl_jax.parallel.platforms import platform_of
 def product(x: jax.Array, matrix: jax.Array, mesh: Mesh | None, padded: bool = False) -> jax.Array:
     """Returns the product of rows x [S,D] with a matrix [D,E]: [S,E].
 
-    Each row of x may end with zeros as padding. If ``padded``, each row of the result may too.
+    Rows of x can end with zeros as padding. If ``padded``, rows of the result can end with such
+    zeros too, so they can have more than E numbers.
 
     On a GPU, a single row is multiplied as two equal rows. For a single row, XLA would write all
     elementwise products to memory before it sums them, which moves four times the bytes of the

@@ -212,7 +212,7 @@ def _lengths(given: Any, b: int, t: int) -> jax.Array:
 
 
 def _check_mesh(mesh: Any, b: int, n: int, by_rows: bool) -> None:
-    """Refuses a mesh that cannot split N heads, and, if ``by_rows``, one that cannot split B."""
+    """Refuses a mesh that cannot split n heads or, if ``by_rows``, cannot split b rows."""
     if not isinstance(mesh, Mesh):
         raise _refused_value("mesh", mesh, "must be a jax.sharding.Mesh")
     if set(AXES) - set(mesh.axis_names) or set(mesh.axis_types) != {AxisType.Auto}:

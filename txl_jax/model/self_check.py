@@ -148,7 +148,7 @@ def _agreed(reason: str) -> str:
 
 
 def tolerance(attention: Attention, name: str) -> float:
-    """Returns the largest difference that rounding explains."""
+    """Returns the largest result of :func:`comparison` that rounding can explain."""
     dtype = jnp.dtype(attention.x.q.dtype).name
     with product_precision(attention.precision):
         passes = bfloat16_passes()
@@ -176,7 +176,10 @@ def comparison(attention: Attention, name: str) -> Callable[[], float]:
 
 
 def lower(attention: Attention, name: str) -> jax.stages.Lowered:
-    """Lowers the program that runs the implementation, also for absent devices."""
+    """Returns the lowered program that computes values and gradients with the implementation.
+
+    The devices can be absent.
+    """
     shapes = jax.eval_shape(functools.partial(drawn, attention))
     place = lambda sharding, tree: jax.tree.map(lambda x: x.update(sharding=sharding), tree)
     inputs = jax.tree.map(place, _shardings(attention), shapes)

@@ -33,7 +33,10 @@ class States(NamedTuple):
 
 
 def is_cheaper(seg_len: int, mem_len: int, d_head: int) -> bool:
-    """Tells whether not to project states: if T <= H / 8, since products of few rows are slow."""
+    """Tells whether :func:`attend` is cheaper than attention to projected states: if T <= H / 8.
+
+    It needs fewer operations for every T < H, but matrix products of few rows are slow.
+    """
     return mem_len > 0 and 8 * seg_len <= d_head
 
 

@@ -1,4 +1,4 @@
-"""Products of bfloat16 factors on a CPU, with float32 results.
+"""Matrix products of bfloat16 factors on a CPU, with float32 results.
 
 Some processors have instructions that multiply bfloat16, and XLA has fast kernels for them (twice
 as fast as float32 on an EPYC with AVX512-BF16). XLA uses these kernels only if the result is
@@ -31,7 +31,7 @@ _READING = contextvars.ContextVar("reading rows", default=False)
 
 
 def apply_to(platform: str, x: jax.Array, y: jax.Array) -> bool:
-    """Tells whether this module computes products of x [...,S,D] and y on this platform."""
+    """Tells whether this module computes matrix products of x [...,S,D] and y on the platform."""
     if platform != "cpu" or not x.dtype == y.dtype == jnp.bfloat16:
         return False
     return cpu_has_bfloat16() or _reads_rows(x, y)
@@ -39,7 +39,7 @@ def apply_to(platform: str, x: jax.Array, y: jax.Array) -> bool:
 
 @contextlib.contextmanager
 def reading_rows() -> Iterator[None]:
-    """Makes products of a single row, in a loop on a CPU, read the other factor at full speed.
+    """Makes matrix products with a single row, in a loop on a CPU, read the other factor fast.
 
     The loop should carry the other factor as :func:`to_bits` returns it. If that factor has batch
     axes and its rows are multiplied (:func:`products_of_rows`), the loop should carry its
@@ -53,7 +53,7 @@ def reading_rows() -> Iterator[None]:
 
 
 def is_reading_rows() -> bool:
-    """Tells whether this is traced under :func:`reading_rows`."""
+    """Tells whether the caller is traced inside of :func:`reading_rows`."""
     return _READING.get()
 
 

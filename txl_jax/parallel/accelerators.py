@@ -103,7 +103,10 @@ def order_collectives() -> None:
 
 
 def find_accelerator() -> tuple[str, str] | None:
-    """Returns ``gpu`` or ``tpu`` and a sign that this machine has one, without asking JAX."""
+    """Returns ``gpu`` or ``tpu`` and a sign that this machine has one, or ``None`` without a sign.
+
+    A sign is for example a file in /dev. JAX is not asked.
+    """
     for kind, files in (("gpu", _files(_GPU_FILES)), ("tpu", _tpu_files())):
         if files:
             return kind, files[0]
@@ -117,7 +120,11 @@ def find_accelerator() -> tuple[str, str] | None:
 
 
 def cuda_extra(driver: str | None, capability: tuple[int, int] | None = None) -> str | None:
-    """Returns the extra for a driver such as ``580.95.05``; ``None`` if the driver is too old."""
+    """Returns the package's extra for a driver such as ``580.95.05``, or ``None`` if it is too old.
+
+    ``capability`` is the lowest compute capability of the GPUs, if known. For an unknown driver,
+    the result is ``cuda12``.
+    """
     if driver is None:
         return "cuda12"
     for extra, (oldest, lowest) in _CUDA.items():
@@ -138,7 +145,7 @@ def _failure(asked: str, said: list[tuple[int, str]]) -> str:
 
 def _explain(kind: str, said: list[tuple[int, str]]) -> str:
     """Returns reason, driver, plugin and fix for a kind of device that did not start."""
-    other = {"gpu": "'tpu'", "tpu": "'cuda'"}.get(kind)  # messages about it are left out
+    other = {"gpu": "'tpu'", "tpu": "'cuda'"}.get(kind)  # drops messages about the other kind
     texts = [_brief(text) for _, text in said if not (other and other in text)]
     reason = "; ".join(dict.fromkeys(filter(None, texts)))
     if kind == "tpu":

@@ -53,7 +53,7 @@ def remove_longest_unused(folder: Path, limit: int) -> None:
 
 
 def cache_folder() -> Path | None:
-    """Returns a local folder of compiled programs, for other files beside them, or ``None``."""
+    """Returns a local folder of compiled programs, where callers keep other files, or ``None``."""
     folder = jax.config.values["jax_compilation_cache_dir"]
     if folder and not is_remote(folder):
         return Path(folder)

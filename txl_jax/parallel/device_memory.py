@@ -42,7 +42,7 @@ class Work:
 
     @classmethod
     def sized_by(cls, what: str, *keys: str) -> "Work":
-        """Returns work whose size the named settings decide."""
+        """Returns work ``what`` that a user can make smaller by lowering the settings ``keys``."""
         advice = f"lower {', '.join(keys[:-1])}{' or ' * (len(keys) > 1)}{keys[-1]}"
         batch = next((f"config key {k}" for k in keys if k.endswith("batch_size")), cls.batch_key)
         return cls(what, advice, batch)
@@ -181,7 +181,10 @@ def use_most_memory() -> None:
 
 
 def memory_of_each(devices: list[jax.Device] | None = None) -> int | None:
-    """Returns each device's bytes for a program, if known; CPU devices share the host's memory."""
+    """Returns the bytes of memory that a program can use on each device, or ``None`` if unknown.
+
+    CPU devices divide the host's memory equally.
+    """
     devices = devices or _devices(None)
     if devices[0].platform != "cpu":
         return (devices[0].memory_stats() or {}).get("bytes_limit")

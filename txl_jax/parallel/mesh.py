@@ -182,7 +182,7 @@ def _mesh(
 
 
 _SHARED_FROM = {"gpu": 1 << 25, "tpu": 1 << 29}
-"""For each platform, the number of parameters in the layers from which devices share parameters.
+"""On each platform, devices share parameters if the layers have at least this many parameters.
 
 On GPUs, the optimizer's memory traffic then takes longer than the additional collectives. On TPUs,
 sharing saves no time (RESULTS.md), but a chip might be too small for more parameters.

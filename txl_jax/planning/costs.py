@@ -1,4 +1,4 @@
-"""Memory, operations and collectives of a compiled program, read from the program itself."""
+"""Collectives, library calls, matrix products and atomics, read from the code of a program."""
 
 import collections
 import dataclasses
@@ -23,7 +23,11 @@ KINDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """All collectives of one of :data:`KINDS`: their number, and bytes of results per device."""
+    """All collectives of one kind in a program.
+
+    ``kind`` is one of :data:`KINDS`, ``count`` is the number of these collectives, and ``size`` is
+    the number of bytes of their results on each device.
+    """
 
     kind: str
     count: int
@@ -148,7 +152,11 @@ def longest(branches: list[Branch], length: Callable[[Branch], int]) -> Branch:
 
 
 def trip_count(line: str, condition: list[str]) -> int:
-    """Returns a loop's iterations, from its line or the constant that limits its counter."""
+    """Returns the number of iterations of a loop, or 1 if it is unknown.
+
+    The ``line`` of the loop can name the number. Otherwise it is the constant with which the lines
+    of ``condition`` compare the loop's counter.
+    """
     if known := re.search(r'known_trip_count":\{"n":"(\d+)"', line):
         return int(known[1])
     limits = {m[1]: m[2] for at in condition if (m := _CONSTANT.search(at))}
@@ -159,7 +167,11 @@ def trip_count(line: str, condition: list[str]) -> int:
 
 
 def _size(shapes: str, kind: str, started: bool) -> int:
-    """Returns a result's bytes; the type of an asynchronous one also has operands or counters."""
+    """Returns the bytes of a collective's result, from the shapes in its type.
+
+    If the collective is asynchronous (``started``), its type can also have the shapes of operands
+    or counters, which are left out.
+    """
     sizes = [_bytes(*shape) for shape in re.findall(r"(\w+?\d*)\[([\d,]*)\]", shapes)]
     if started and kind == "all-gather":
         sizes = sizes[len(sizes) // 2 :]

@@ -1,7 +1,7 @@
 """Descriptions of NVIDIA GPUs, from which XLA compiles programs without a GPU or its driver.
 
-A description is a GpuTargetConfigProto of XLA in its text form. Its figures are those of XLA's own
-descriptions (V100, A100, H100, H200, B200), or of NVIDIA's data sheets and the CUDA C++
+A description is a GpuTargetConfigProto of XLA in its text form. Its numbers are from XLA's own
+descriptions (V100, A100, H100, H200, B200), or from NVIDIA's data sheets and the CUDA C++
 Programming Guide (T4, L4, RTX 4090).
 """
 
@@ -16,7 +16,7 @@ from txl_jax.planning.machines import PlanningError
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """The figures of a GPU that its compiler reads.
+    """The properties of a GPU that XLA's compiler needs.
 
     ``capability`` is the compute capability. If it ends with ``a``, the compiler can use
     instructions that only this generation has. ``cache`` is the size of the second-level cache.
@@ -32,7 +32,7 @@ class Gpu:
     cache: int  # bytes
     threads: int  # threads of each processor
     shared: int  # bytes of shared memory of each processor
-    links: int = 0  # of NVLink
+    links: int = 0  # the number of NVLink links
 
 
 GPUS = {
@@ -66,7 +66,7 @@ GPUS = {
         *(2048, 228 << 10, 18),
     ),
 }
-"""The GPUs that are described here."""
+"""The known GPUs, by the name with which a topology begins."""
 _WHEELS = ("jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-nvvm", "nvidia-cuda-nvcc")
 _SCALAR = ((4, 64, 1), (8, 64, 1), (10, 128, 2), (11, 128, 1), (12, 64, 1), (16, 128, 2))
 """For each kind of number: its code in XLA, units per processor, operations per clock."""

@@ -1,4 +1,4 @@
-"""Published figures of accelerators."""
+"""The memory and the speed of accelerators, mostly as their makers publish them."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from txl_jax.parallel.device_memory import GIB
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """The published figures of one device."""
+    """The memory and the speed of one device."""
 
     name: str
     memory: int  # bytes that a program may use
@@ -33,9 +33,9 @@ CHIPS = {
     "h200": Chip("H200 SXM", 141 * 10**9, 989e12, 4_800e9, 450e9),
     "b200": Chip("B200", 180 * 10**9, 2_250e12, 7_700e9, 900e9),
 }
-"""Published figures, *paper*: cloud.google.com/tpu/docs (v5e 16 GB, v5p 95 GB, v6e 32 GB; links of
+"""Published numbers, *paper*: cloud.google.com/tpu/docs (v5e 16 GB, v5p 95 GB, v6e 32 GB; links of
 1,600, 4,800 and 3,584 Gbit/s), nvidia.com data sheets (NVLink 900 GB/s both ways). The memory
-of a TPU is the amount that its compiler allows (libtpu 0.0.52), which is below the published size.
+of a TPU is the amount that its compiler allows (libtpu 0.0.52), which is below the published one.
 """
 
 

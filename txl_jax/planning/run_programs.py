@@ -4,7 +4,7 @@
     stack, unstack        stack a checkpoint's layers for the run, and unstack them again
     self-check            runs the fused attention of another program
     train                 runs one call of the train step, exactly as training compiles it
-    validate, evaluate    score one segment; make the cache, or squared gradients for ``rms``
+    validate, evaluate    score a segment; make the cache, or squared gradients (dynamic evaluation)
     generate              reads a part of a prompt; makes its memory a cache; draws up to 64 tokens
 
 No text is read and no workdir is created: a text of zeros gives the batch its shape.
@@ -58,7 +58,8 @@ from txl_jax.training.step import dispatch_shapes
 class Flops(NamedTuple):
     """The operations of one call of a program, by formula.
 
-    ``model`` and ``recomputed`` are for all devices together; ``device`` is their sum on one.
+    ``model`` and ``recomputed`` are the operations on all devices together. ``device`` is the sum
+    of both on one device.
     """
 
     model: float

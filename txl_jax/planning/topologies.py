@@ -23,8 +23,8 @@ _TPUS = [kind for kind, chip in CHIPS.items() if chip.accelerator]
 def topology_devices(topology: str) -> list[jax.Device]:
     """Returns the devices of a topology such as ``v5e:4x4`` or ``h200:1x1x8``.
 
-    The compilers for these devices run without them. After this call, JAX computes on the CPU in
-    this process, so call it before anything uses a device. Raises PlanningError if the topology is
+    The compilers run without these devices. After this call, JAX computes on the CPU in this
+    process, so call it before anything uses a device. Raises PlanningError if the topology is
     unknown or its compiler is not installed.
     """
     kind = topology.partition(":")[0]

@@ -16,7 +16,7 @@ not include the newline, and the numbers of words include ``<eos>``."""
 def with_vocab_size(exp: ExperimentConfig) -> ExperimentConfig:
     """Returns the experiment with ``model.vocab_size`` set; raises PlanningError if it is unknown.
 
-    If only the user's own text tells the size, the text is read as in training.
+    If the size depends on the user's own text, this text is read as in training.
     """
     size = exp.model.vocab_size or known_vocab_size(exp.data)
     if size is None and exp.data.path is not None:
@@ -44,6 +44,6 @@ def known_vocab_size(data: DataConfig) -> int | None:
 
 
 def has_bytes(data: DataConfig) -> bool:
-    """Tells whether each byte is a token, by the settings of a text."""
+    """Tells whether the settings of a text make each byte a token."""
     tokens = data.vocab or data.tokenizer or "byte"
     return data.name in ("text", "stdlib") and tokens == "byte"

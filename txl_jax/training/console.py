@@ -11,7 +11,7 @@ from txl_jax.records import plain
 from txl_jax.units import Unit, format_value, in_unit
 
 _RECENT = 60
-"""The number of recent moments, at least one second apart, over which speed is measured."""
+"""How many moments are kept to measure the speed. They are at least one second apart."""
 
 
 class Console:
@@ -99,7 +99,7 @@ class Console:
 
 
 def _columns(terminal: TextIO) -> int:
-    """Returns the width of the progress bar; a bar that wraps would fill the screen with lines."""
+    """Returns a width, in columns, at which the progress bar never wraps to a second line."""
     try:
         return min(os.get_terminal_size(terminal.fileno()).columns or 80, 80) - 1
     except OSError:  # the stream has no file descriptor

@@ -1,4 +1,4 @@
-"""What a run sends to its loggers: TensorBoard files (without TensorFlow), Weights & Biases."""
+"""Loggers, which receive a run's numbers: TensorBoard (without TensorFlow), Weights & Biases."""
 
 import contextlib
 import html
@@ -18,11 +18,13 @@ from txl_jax.paths import is_remote, make_folder, path
 
 
 class Logger:
-    """Receives the settings, numbers and texts of a run, in the process that writes its files.
+    """Receives the settings, numbers and texts of a run.
 
-    The methods of this class do nothing: a subclass overrides those that it needs. Names are
+    With several processes, only the one that writes the run's files calls a logger. The methods of
+    this class do nothing: a subclass overrides those that it needs. Numbers have names of the form
     ``kind/name``, such as ``train/loss`` (nats per token), ``valid/bpb`` and ``test/ppl``. A
-    resumed run starts a new logger at the step of its checkpoint, and sends later steps again.
+    resumed run starts a new logger at the step of its checkpoint, and sends the numbers of later
+    steps again.
 
     Example:
       >>> import txl_jax
@@ -34,10 +36,10 @@ class Logger:
     """
 
     def start(self, workdir: str, config: Mapping[str, Any], step: int) -> None:
-        """Starts to log a run in ``workdir``, with its settings, after ``step`` updates."""
+        """Starts to log the run in ``workdir`` at ``step``; ``config`` has the run's settings."""
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Logs numbers after an update. Numbers that are not finite have been left out."""
+        """Logs the finite numbers of a record that is written after ``step`` updates."""
 
     def text(self, step: int, name: str, text: str) -> None:
         """Logs a text, such as the ``sample`` at the end of a run."""
@@ -76,9 +78,10 @@ class Loggers(Logger):
 
 
 class TensorBoardEvents(Logger):
-    """The TensorBoard file of a run. Events are written immediately; a full disk raises OSError.
+    """Writes the numbers and texts of a run to a TensorBoard file, each of them at once.
 
-    With tensorboardX's ``SummaryWriter``, training would hang on a full disk.
+    On a full disk, this class raises OSError. With tensorboardX's ``SummaryWriter``, training would
+    hang instead.
     """
 
     def start(self, workdir: str, config: Mapping[str, Any], step: int) -> None:
@@ -106,7 +109,7 @@ class TensorBoardEvents(Logger):
         self._write(self._event(step=step, summary=self._summary(value=numbers)))
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Writes a text, which TensorBoard shows as it is (Markdown's indented block)."""
+        """Writes a text as an indented block of Markdown, so TensorBoard shows it unchanged."""
         self._write(self._text(step, name, text))
 
     def _text(self, step: int, name: str, text: str) -> Any:
@@ -130,7 +133,9 @@ class TensorBoardEvents(Logger):
 
 
 class WandbRun(Logger):
-    """A run of Weights & Biases; a resumed run continues it. Its id is in ``workdir/wandb/id``.
+    """Sends the numbers and texts of a run to Weights & Biases.
+
+    The id of the run there is in ``workdir/wandb/id``, and a resumed run continues under this id.
 
     Raises ConfigError if the package ``wandb`` is not installed, or if a run cannot be started.
     """
@@ -168,7 +173,7 @@ class WandbRun(Logger):
         self._run.define_metric("*", step_metric="step")
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Logs numbers, and ``step`` as a number, because W&B's own step cannot decrease."""
+        """Logs numbers, and ``step`` as one more number, because W&B's own step cannot decrease."""
         self._run.log({"step": step, **values})
 
     def text(self, step: int, name: str, text: str) -> None:

@@ -4,9 +4,9 @@
     its parameters                                 ──▶ state at step 0
 
 The trained model's vocabulary encodes the new text. The new run keeps the settings of the trained
-model, except dropout and the settings in :data:`OWN`. The config must leave a setting that is kept
-at its default, or give the trained model's value. The new run has its own step, optimizer state,
-memory and seed. ``start.json`` records the trained model. A resumed run reads only its own workdir.
+model, except dropout and the settings in :data:`OWN`. For each kept setting, the config must have
+the default or the trained model's value. The new run has its own step, optimizer state, memory and
+seed. ``start.json`` records the trained model. A resumed run reads only its own workdir.
 """
 
 import dataclasses
@@ -45,10 +45,11 @@ OWN = (
 def resolve_experiment(
     exp: ExperimentConfig, workdir: str
 ) -> tuple[ExperimentConfig, Vocab | None]:
-    """Returns the experiment with the settings of ``train.start_from``, and the model's vocabulary.
+    """Returns the experiment with the settings of a trained model, and that model's vocabulary.
 
-    Without ``train.start_from``, returns the unchanged experiment and ``None``. Raises ConfigError
-    if the folder has no model, or if the config gives the model another shape.
+    The trained model is in the folder ``train.start_from``. Without this setting, returns the
+    unchanged experiment and ``None``. Raises ConfigError if the folder has no model, or if the
+    config gives the model another shape.
     """
     folder = exp.train.start_from
     if folder is None:
@@ -65,7 +66,10 @@ def resolve_experiment(
 
 
 def load_encoded_corpus(exp: ExperimentConfig, vocab: Vocab | None) -> Corpus:
-    """Loads an experiment's corpus. Raises DataError if the given vocabulary lacks a symbol."""
+    """Loads an experiment's corpus, encoded with ``vocab`` unless it is ``None``.
+
+    Raises DataError if this vocabulary lacks a symbol of the text.
+    """
     try:
         return corpus_from_config(exp.data, vocab)
     except UnknownSymbolError as error:
@@ -112,7 +116,7 @@ def load_initial_params(
         params = jax.jit(stack_layers, out_shardings=stacked)(params)
     spread = shardings.parameters(state.opt_state)
     # The old optimizer state is dropped first, to free memory for the new one. The new one is made
-    # from a copy of the parameters, because updates donate both of them.
+    # from a copy of the parameters, because both are donated by an update and so share no arrays.
     state = state.replace(params=params, opt_state=None)
     start = lambda params: optimizer.init(jax.tree.map(jnp.copy, params))
     return state.replace(opt_state=jax.jit(start, out_shardings=spread)(params))

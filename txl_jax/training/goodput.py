@@ -12,7 +12,7 @@ Activity = Literal["compile", "data", "evaluate", "save"]
 
 
 class GoodputTimer:
-    """Measures the duration of every activity of a run, in ``seconds``."""
+    """Measures the time of a run. ``seconds`` has the total of each :data:`Activity`."""
 
     def __init__(self) -> None:
         self.seconds: dict[Activity, float] = dict.fromkeys(typing.get_args(Activity), 0.0)

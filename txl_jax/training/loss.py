@@ -15,11 +15,14 @@ from txl_jax.model.transformer_xl import TransformerXL
 
 Array = jax.Array | np.ndarray
 
-_MIN_PROBABILITY = 1e-6  # lower bound in the logarithm, for all words except the k likeliest
+_MIN_PROBABILITY = 1e-6  # lower bound of the probability of "any other word", before the logarithm
 
 
 class Denominators(NamedTuple):
-    """The number of scored targets, and of pairs of adjacent ones: float32 [], at least 1."""
+    """The numbers of scored targets, and of pairs of adjacent scored targets, in a step.
+
+    Both are float32 [] and at least 1, because sums are divided by them.
+    """
 
     targets: jax.Array
     pairs: jax.Array
@@ -33,7 +36,7 @@ def scored_weights(weights: Array, c: LossConfig) -> Array:
     """
     if c.positions == "full":
         return weights
-    # Only real targets are counted: a target that is in the next document has weight 0.
+    # Targets of weight 0 are not counted, such as padding or a target in the next document.
     count = jnp.cumsum(weights > 0, axis=1)
     return jnp.where(count <= count[:, -1:] // 2, 0.0, weights)
 
@@ -105,7 +108,7 @@ def batch_loss(
 
 
 def _forward(apply, batch: Batch, mems: Memory, key, kwargs, needs_log_p: bool) -> ForwardPass:
-    """Runs the forward pass of training. Only ``needs_log_p`` allocates an array [B,T,V]."""
+    """Runs the forward pass of training. Returns ``log_p`` [B,T,V] only if ``needs_log_p``."""
     options = {"train": True, "rngs": {"dropout": key}, **kwargs}
     if not needs_log_p:
         options["method"] = "nll_and_states"

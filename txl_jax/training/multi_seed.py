@@ -37,7 +37,7 @@ def open_trainers(
 ) -> Iterator["Trainer | StackedSeeds"]:
     """Yields the trainer of one seed, or :class:`StackedSeeds` for the trainers of several seeds.
 
-    All start at the newest step of which every seed has a checkpoint. Raises CheckpointError if the
+    All seeds start at the newest step of which each has a checkpoint. Raises CheckpointError if the
     seeds cannot resume from the same step.
     """
     last_step = common_step(plan) if len(plan.runs) > 1 else None
@@ -62,7 +62,10 @@ def open_trainers(
 
 
 class StackedSeeds:
-    """The methods of a :class:`Trainer` that the loop calls, with a leading axis of seeds."""
+    """Has the methods of :class:`Trainer` that the training loop calls, for several seeds at once.
+
+    The arrays of states, inputs and metrics get a leading axis of seeds.
+    """
 
     def __init__(self, trainers: list[Trainer]):
         self.trainers, self.step, self._first = trainers, trainers[0].step, trainers[0]
@@ -76,7 +79,10 @@ class StackedSeeds:
             copy_soft_targets(self._first.log.workdir, trainer.log.workdir)
 
     def make_state(self) -> TrainState:
-        """Restores or draws the states of all seeds; at most one array is in memory twice."""
+        """Returns the restored or initial states of all seeds, stacked.
+
+        One array after the other is stacked and freed, so at most one is in memory twice.
+        """
         states = [trainer.make_state() for trainer in self.trainers]
         structure, leaves = jax.tree.structure(states[0]), [jax.tree.leaves(s) for s in states]
         del states  # an array is freed once it is stacked
@@ -92,7 +98,7 @@ class StackedSeeds:
         return lambda state, inputs: compiled(state, inputs, first.text, seeds)
 
     def feed(self, step: int) -> Generator[Any, None, None]:
-        """Yields the inputs of every dispatch from ``step`` on, prefetched."""
+        """Yields the inputs of each dispatch from ``step`` on, prepared in advance by a thread."""
         feeds = [trainer.feed(step, sharded=False) for trainer in self.trainers]
         stacked = lambda *leaves: jnp.stack(leaves)
         return prefetch(jax.tree.map(stacked, *inputs) for inputs in zip(*feeds, strict=True))
@@ -103,7 +109,11 @@ class StackedSeeds:
 
 
 def common_step(plan: Plan) -> int:
-    """Returns the newest step with a checkpoint of every seed, or 0 before the first such step."""
+    """Returns the newest step of which every seed has a checkpoint.
+
+    Returns 0 if there is no such step because the run stopped before each seed had its first
+    checkpoint. Otherwise, raises CheckpointError if there is none.
+    """
     steps = {run.workdir: CheckpointFolder(run.workdir).steps() for run in plan.runs}
     if common := set.intersection(*map(set, steps.values())):
         return max(common)
@@ -121,5 +131,5 @@ def common_step(plan: Plan) -> int:
 
 
 def seed_array(exps: Sequence[ExperimentConfig]) -> jax.Array:
-    """Returns the seeds of the experiments as uint32 [R]; int32 cannot hold all 32-bit seeds."""
+    """Returns the seed of each experiment, uint32 [R]; int32 cannot hold all 32-bit seeds."""
     return jnp.array([exp.seed for exp in exps], jnp.uint32)

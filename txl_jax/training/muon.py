@@ -72,16 +72,17 @@ def orthogonal_steps() -> optax.GradientTransformation:
 
 
 def _newton_schulz(x: jax.Array) -> jax.Array:
-    """Maps each singular value s of matrices [...,n,m] to a s + b s^3 + c s^5."""
+    """Maps singular values s of matrices to a s + b s^3 + c s^5, (a, b, c) = COEFFICIENTS."""
     a, b, c = COEFFICIENTS
     square = x @ x.mT
     return a * x + (b * square + c * (square @ square)) @ x
 
 
 def _as_normalised_matrices(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-    """Reshapes a parameter to [n, m], or stacked layers to [L,n,m], transposed where n > m.
+    """Reshapes a parameter with n inputs and m outputs to [n,m], or to [m,n] if n > m.
 
-    Each matrix is divided by its Frobenius norm, so that no singular value is above 1.
+    Stacked layers keep a leading axis. Each matrix is divided by its Frobenius norm, so that no
+    singular value is above 1.
     """
     *layers, n, m = _shape(path, leaf)
     matrices = leaf.reshape(*layers, n, m)
@@ -96,7 +97,7 @@ def _as_leaf(path: tuple[Any, ...], leaf: jax.Array, wide: jax.Array) -> jax.Arr
 
 
 def _shape(path: tuple[Any, ...], leaf: jax.Array) -> tuple[int, ...]:
-    """Returns the number of layers, if they are stacked, and the sizes of inputs and outputs."""
+    """Returns a parameter's numbers of inputs and outputs, (n, m), or (layers, n, m) if stacked."""
     inputs, outputs = MATRICES[jax.tree_util.keystr(path[-1:], simple=True)]
     layers, n, m = np.split(leaf.shape, [leaf.ndim - inputs - outputs, leaf.ndim - outputs])
     return (*map(int, layers), int(np.prod(n)), int(np.prod(m)))

@@ -181,7 +181,7 @@ def is_embedding(path: tuple[Any, ...]) -> bool:
 
 
 class RecentNorm(NamedTuple):
-    """The mean of recent gradient norms, float32 [], and the number of all updates, int32 []."""
+    """The mean of recent gradient norms, float32 [], and the number of updates so far, int32 []."""
 
     mean: jax.Array
     seen: jax.Array
@@ -190,7 +190,8 @@ class RecentNorm(NamedTuple):
 def recent_norm() -> optax.GradientTransformation:
     """Returns a transformation that tracks the recent gradient norm and changes no gradient.
 
-    Its state is :class:`RecentNorm`. From update 100 on, a new norm has weight 1/100 in the mean.
+    Its state is :class:`RecentNorm`. The mean is that of all norms up to update 100. From then on,
+    each new norm enters with weight 1/100.
     """
 
     def init(params):
@@ -217,8 +218,8 @@ def scale_by_lamb(b1: float, b2: float, eps: float) -> optax.GradientTransformat
         step     m / (sqrt(v) + eps), m and v running means as in Adam, without bias correction
         update   step * min(|w|, 10) / (|step| + eps), or step where |w| is 0
 
-    In contrast, ``optax.lamb`` corrects the bias and does not clip |w|. One norm covers all
-    parameters with the same :func:`_original_tensor`.
+    |w| and |step| are the norms of a parameter w and of its step. One norm covers all parameters
+    with the same :func:`_original_tensor`. ``optax.lamb`` corrects the bias and does not clip |w|.
     """
 
     def init(params):
@@ -241,7 +242,7 @@ def scale_by_lamb(b1: float, b2: float, eps: float) -> optax.GradientTransformat
 
 
 def _original_tensor(path: tuple[Any, ...]) -> str:
-    """Returns the name of the tensor that holds a parameter in the authors' and NVIDIA's code.
+    """Returns a name, equal for parameters that are one tensor in the authors' and NVIDIA's code.
 
     In that code, one tensor holds the weights of queries, keys and values of a layer. Another one
     holds the position tables of all layers, and another one all content biases of ``shaw``. Here,

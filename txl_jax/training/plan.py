@@ -80,7 +80,7 @@ class StepSetup:
     """The parts of the training program. Runs that differ only in their seed share them.
 
     ``abstract`` has the shapes and shardings of the training state. ``draw`` returns the initial
-    state for a seed, uint32 []. All callers use the same function object, so JAX traces it once.
+    state for a seed, uint32 []. All callers use this one function object, so JAX traces it once.
     """
 
     exp: ExperimentConfig
@@ -136,8 +136,9 @@ class StepSetup:
     def update(self, text: DeviceText | None = None) -> Any:
         """Returns the function of :func:`~txl_jax.training.step.make_dispatch` under ``jax.jit``.
 
-        It has shardings, and donates the state: JAX reuses the memory of this argument. With
-        ``train.num_seeds`` > 1, all arguments except the text have a leading axis of seeds.
+        The function donates the state: JAX reuses the memory of this argument. With one seed, its
+        arguments and results have shardings. With ``train.num_seeds`` > 1, all arguments except the
+        text have a leading axis of seeds instead.
         """
         t, on = self.exp.train, self.shardings
         function = make_dispatch(self.exp, self.model, self.optimizer)
@@ -248,7 +249,10 @@ def training_mesh(exp: ExperimentConfig, devices: Sequence[jax.Device] | None = 
 
 
 def attention_sizes(t: TrainConfig) -> tuple[int, int, int]:
-    """Returns the sizes of training attention: rows of a micro-batch, T plus context, and M."""
+    """Returns the sizes of attention in training: (rows, tokens of a row, length of the memory).
+
+    The rows are those of a micro-batch. Each has the longest segment and its context.
+    """
     return t.batch_size // t.micro_batches, t.context_len + t.longest_seg_len, t.mem_len
 
 

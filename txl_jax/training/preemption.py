@@ -23,8 +23,8 @@ class PreemptionGuard:
     The guard handles SIGTERM, SIGINT and :data:`WARNINGS`. A second Ctrl-C raises
     KeyboardInterrupt. If the process ignores one of the WARNINGS, such as SIGHUP under ``nohup``,
     the guard ignores this signal too. Python handles signals only in the main thread, so the guard
-    does nothing in other threads. With several processes, ``signal`` is SIGTERM if only others
-    received a signal.
+    does nothing in other threads. With several processes, ``signal`` is SIGTERM if only another
+    process received a signal.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class PreemptionGuard:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def requested(self) -> bool:
-        """Tells whether to stop. All processes must call this equally often. All get one answer."""
+        """Tells all processes alike whether to stop. Each must call this method equally often."""
         if self.signal is None and processes.many():
             self._calls += 1
             if multihost_utils.reached_preemption_sync_point(self._calls):

@@ -19,10 +19,11 @@ def traced_steps(
 ) -> Iterator[Tracer]:
     """Yields a function to call before the first dispatch and after each one.
 
-    Its arguments are the number of steps done, and arrays that the last dispatch computes. A trace
-    of the steps START+1 to STOP, rounded up to whole dispatches, is written into the folder
-    ``tensorboard`` of ``workdir`` by process 0. If training ends earlier, the trace ends with it.
-    ``report`` prints the folder. If ``steps`` is ``None``, nothing is traced.
+    Its arguments are the number of steps done, and arrays that the last dispatch computes. With
+    ``steps`` = (START, STOP), process 0 traces the steps START+1 to STOP, rounded up to whole
+    dispatches. It writes the trace into the folder ``tensorboard`` of ``workdir``, and ``report``
+    prints the name of this folder. If training ends earlier, the trace ends with it. If ``steps``
+    is ``None``, nothing is traced.
     """
     start, stop = steps if steps and processes.is_process_zero() else (0, 0)
     folder, tracing, done = os.path.join(workdir, "tensorboard"), False, 0

@@ -39,7 +39,7 @@ from txl_jax.training.preemption import PreemptionGuard
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal stopped a run. The message says what is saved. No other run must start after it."""
+    """A signal stopped a run. The message says what is saved. No further run must be started."""
 
     def __init__(self, received: signal.Signals, saved: str):
         super().__init__(f"stopped by {received.name}{saved}")
@@ -47,7 +47,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class FinishedRun(NamedTuple):
-    """The folders and the models of all seeds, and a line about each."""
+    """The folder and the trained model of each seed, and a line with its held-out loss."""
 
     folders: list[str]
     models: list[TrainedModel]
@@ -151,9 +151,10 @@ def evaluate_and_generate(
     logger: Logger,
     evaluators: Mapping[ProtocolConfig, Evaluator] | None = None,
 ) -> str:
-    """Evaluates, generates, and returns a line with the held-out loss; "" if it was interrupted.
+    """Scores a model, continues its prompt, and returns a line with the held-out loss.
 
-    Process 0 sends the scores and the text to ``logger``. ``evaluators`` come from the run's plan.
+    The line is "" if a signal interrupted the scoring. Process 0 sends the scores and the text to
+    ``logger``. ``evaluators`` come from the run's plan.
     """
     result = score_split(trained, corpus, guard.requested, evaluators)
     if result is None:
@@ -174,10 +175,11 @@ def evaluate_and_generate(
 
 
 def score_own_text(trained: TrainedModel, of_run: ExperimentConfig) -> Evaluation:
-    """Checks the text and the memory, and returns the result of :func:`score_split`.
+    """Returns the scores of a trained model on a split of the text that its settings name.
 
-    ``of_run`` has the settings of the run. If the memory is longer than any in these settings, a
-    note on standard error says so.
+    First checks that the model fits the memory of the devices. ``of_run`` has the settings of the
+    training run. If the memory is longer than in training, validation and evaluation there, a note
+    on standard error says so.
     """
     exp = trained.config
     check_evaluation_memory(exp)
@@ -197,7 +199,7 @@ def score_own_text(trained: TrainedModel, of_run: ExperimentConfig) -> Evaluatio
 
 
 def headline(result: Evaluation) -> str:
-    """Returns the first score of an evaluation, with its protocol."""
+    """Returns the first score of an evaluation and its protocol, as text."""
     return f"{result.unit} {result.value:.4f} ({result.protocol})"
 
 

@@ -50,8 +50,10 @@ def check_state(state: TrainState, step: int, kept: str) -> None:
 def skip_bad_update(
     new: TrainState, old: TrainState, nll_sum: jax.Array, norm: jax.Array, t: TrainConfig
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Returns ``new``; after a bad update, with the parameters and optimizer state of ``old``.
+    """Returns the state after an update, and metrics that say whether the update was skipped.
 
+    ``old`` and ``new`` are the states before and after the update. If the update is bad, the
+    parameters and the optimizer state are those of ``old``, except the step count of the schedule.
     With ``train.non_finite=skip``, an update is bad if the loss, the gradient norm, the new
     parameters or the new optimizer state are not finite. With ``train.skip_spikes``, an update is
     bad if the norm is a spike. ``nll_sum`` and the gradient norm before clipping, ``norm``, are

@@ -44,9 +44,10 @@ def init_state(
     optimizer: optax.GradientTransformation,
     seed: jax.Array | None = None,
 ) -> TrainState:
-    """Draws the state before the first update; pure, for use under ``jit`` or ``eval_shape``.
+    """Returns the state before the first update, with parameters drawn from a seed.
 
-    ``seed`` is uint32 [], or ``None`` for the seed of the experiment.
+    The function is pure, so it can run under ``jit`` and ``eval_shape``. ``seed`` is uint32 [], or
+    ``None`` for the seed of the experiment.
     """
     t = exp.train
     mems = model.init_mems(t.batch_size, t.mem_len)

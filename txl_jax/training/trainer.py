@@ -61,11 +61,12 @@ class Outcome(NamedTuple):
 class Trainer:
     """Logs, validates and saves the run of one seed, and holds its variables between steps.
 
-    It starts at the newest checkpoint of the workdir that is not after ``last_step``. ``step`` is
-    the step of this checkpoint, or 0 without one. :class:`RunLog` explains ``logger`` and
-    ``goodput``. ``validated`` tells whether the most recent scheduled validation was completed. The
-    training loop calls ``load_text``, ``program``, ``make_state``, ``feed`` and ``part``. With
-    several seeds, it calls the methods with these names of ``StackedSeeds`` (multi_seed.py).
+    A trainer starts at the newest checkpoint of the workdir, ignoring those after ``last_step`` if
+    it is a number. ``step`` is the step of this checkpoint, or 0 without one. :class:`RunLog`
+    explains ``logger`` and ``goodput``. ``validated`` tells whether the most recent scheduled
+    validation was completed. The training loop calls ``load_text``, ``program``, ``make_state``,
+    ``feed`` and ``part``. With several seeds, it calls the methods with these names of
+    ``StackedSeeds`` (multi_seed.py).
     """
 
     def __init__(
@@ -236,7 +237,8 @@ class Trainer:
         """Computes and logs the validation loss, and saves the state with this loss.
 
         Returns False if the run was asked to stop. The state is then saved without a loss, and the
-        resumed run validates it with ``replace``.
+        resumed run calls this method with ``replace``: its checkpoint replaces the one without a
+        loss.
         """
         self._flush_metrics()
         if step == self.exp.train.steps:
@@ -275,7 +277,8 @@ class Trainer:
         """Starts to save a checkpoint with the validation ``loss`` and ``more`` metadata.
 
         By default, the metadata say that no validation is pending, and that ``average.use`` selects
-        the model. Raises CheckpointError unless ``checkpoint.tolerate_save_errors`` is set.
+        the model. Raises CheckpointError if a save fails. With one process and
+        ``checkpoint.tolerate_save_errors``, it is raised only for the last save of a run.
         """
         self._flush_metrics()  # raises an error if an earlier loss or gradient is not finite
         names, use = list(candidates(state, self.exp.average, step)), self.exp.average.use
@@ -303,7 +306,7 @@ class Trainer:
     def _failing(self, tolerated: bool) -> Iterator[None]:
         """Logs that a save failed, or raises CheckpointError if that is not tolerated.
 
-        With several processes, no failure is tolerated: the save of each one waits for all others.
+        With several processes, no failure is tolerated: each process waits for all others to save.
         """
         try:
             yield

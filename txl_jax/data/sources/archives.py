@@ -64,7 +64,7 @@ def _copy(content: IO[bytes], to: Path) -> None:
     with write_errors(to.parent):
         to.parent.mkdir(parents=True, exist_ok=True)
         to.touch()
-    while block := content.read(1 << 20):  # an error here is the archive's
+    while block := content.read(1 << 20):  # an error here comes from the archive
         with write_errors(to.parent), open(to, "ab") as file:
             file.write(block)
 
@@ -77,7 +77,7 @@ def is_zip(path: Path) -> bool:
 
 @contextlib.contextmanager
 def archive_errors(where: object, fix: str, done: str = "read") -> Iterator[None]:
-    """Converts an error of a damaged, encrypted or unreadable file to a DataError in one line."""
+    """Converts errors of damaged, encrypted or unreadable files to DataErrors of one line."""
     try:
         yield
     except DataError:

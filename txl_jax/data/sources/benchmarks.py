@@ -36,7 +36,7 @@ class PublishedCorpus:
     title: str
     url: str  # of the archive
     names: Mapping[str, str]  # files to take from the archive: one per split, or one raw file
-    patterns: tuple[str, ...]  # names of a folder's files by split, in order of preference
+    patterns: tuple[str, ...]  # file names, {} is the split; the first found are used
     counts: Mapping[tuple[str, str], int | range]
     counted: tuple[str, ...] = SPLITS
     protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -176,7 +176,10 @@ def decode_numbers(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def decode_symbols(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Decodes text that the authors' script wrote as characters and spaces, or raises DataError."""
+    """Decodes text that the authors' script wrote with spaces between its characters.
+
+    Raises DataError for other text. In this form, ``_`` stands for a space.
+    """
     last = b" "
     for part in parts:
         at_edge = bool(last.strip() and part[:1].strip())

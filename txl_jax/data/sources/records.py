@@ -1,8 +1,8 @@
 """Reads the text of each record in a file of JSON, JSON lines, CSV, Parquet or Arrow.
 
-Each text is a document. The setting ``data.field`` names the field with the text. One record is in
-memory at a time; for a Parquet or Arrow table, it is a batch of rows, and for a file of JSON, all
-records.
+Each text is a document. The setting ``data.field`` names the field with the text. Memory holds one
+record at a time. Exceptions are a Parquet or Arrow table, of which it holds a batch of rows, and a
+file of JSON, of which it holds all records.
 """
 
 import codecs

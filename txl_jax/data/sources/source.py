@@ -32,10 +32,10 @@ RECORDS = (
     *(f"{mode}.json" for mode in ("ablation", "attention", "context", "probe", "recl", "sweep")),
     *(f"{mode}.csv" for mode in ("ablation", "attention", "context", "probe", "recl", "sweep")),
 )
-"""Files that a run writes in its workdir; by their suffixes, they could be records of text."""
+"""Files that a run writes in its workdir, with suffixes that files of texts can have too."""
 _OF_SYSTEMS = ("__macosx", "thumbs.db", "desktop.ini")
 BESIDE = ("symbols.json", "meta.pkl", "1b_word_vocab.txt", "{}.starts.npy")
-"""Files that are copied with a file of a bucket if they are beside it; ``{}`` is its stem."""
+"""Files with these names beside a copied file of a bucket are copied too; ``{}`` is its stem."""
 BLOCK = 256 * 1024  # the number of bytes that are read at a time
 
 
@@ -80,7 +80,7 @@ class Source:
     name: str
     files: Mapping[str, Path]  # by a name that does not depend on the folder
     splits: Mapping[str, Text]
-    counted: tuple[str, ...] = ("train",)  # splits in which the vocabulary is counted
+    counted: tuple[str, ...] = ("train",)  # splits whose text decides the vocabulary
     protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # settings of the splits
     published: bool | None = False  # whether files are the published ones; None: unknown
     label: str = ""  # describes the text in reports
@@ -145,9 +145,10 @@ def check_utf8(files: Iterable[Path]) -> None:
 
 
 def split_files(folder: Path, pattern: str, label: str) -> dict[str, Path] | None:
-    """Returns the file of each split, or ``None`` if all are missing; ``pattern`` names them.
+    """Returns the file of each split in a folder, or ``None`` if all are missing.
 
-    Raises DataError if only some of the files are missing.
+    In ``pattern``, such as ``ptb.{}.txt``, the split replaces ``{}``. Raises DataError if only some
+    of the files are missing.
     """
     files = {split: folder / pattern.format(split) for split in SPLITS}
     missing = [file.name for file in files.values() if not is_file(file)]
@@ -294,7 +295,7 @@ def read_errors(path: Path) -> Iterator[None]:
 
 
 def local_copy(address: str, cache: Path) -> Path | None:
-    """Returns the local copy of an object or folder, or ``None`` if the bucket has no such name.
+    """Returns a local copy of an object or folder in a bucket, or ``None`` if it does not exist.
 
     A local copy can be memory-mapped. It is made again only if a name, size or generation of the
     objects has changed.

@@ -5,8 +5,8 @@
 
 A name is divided into words: runs of letters, which are also divided before capital letters. A file
 belongs to a split if a word of its name, such as ``train`` or ``dev``, stands for a split. So
-``contest``, ``latest`` and ``training_notes`` name no split. A name that is only ``training`` or
-``testing`` names one.
+``contest``, ``latest`` and ``training_notes`` name no split. But a file that is called just
+``training`` or ``testing`` belongs to the train or the test split.
 """
 
 import collections
@@ -132,7 +132,7 @@ def _check_copies(found: Mapping[str, list[str]], where: str, stem: Callable[[st
 
 
 def _check_alike(names: list[str], where: str) -> None:
-    """Raises DataError if names seem to be splits, such as mytrain and mytest, but no word is."""
+    """Raises DataError if names, such as mytrain and mytest, seem to have splits inside words."""
     forms: dict[str, dict[str, str]] = {}
     for name in names:
         for part in _PART.finditer(name.lower()):

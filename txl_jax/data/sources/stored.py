@@ -34,7 +34,7 @@ from txl_jax.progress import watched
 
 ZIP = ".zip"
 BOMB, RATIO = 256 << 20, 200
-"""A file of n bytes is refused if it unpacks to more than ``BOMB`` and ``RATIO * n`` bytes."""
+"""A file of n bytes is refused if it unpacks to more bytes than both ``BOMB`` and ``RATIO * n``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,9 +133,10 @@ OPENERS: dict[str, Callable[[Any], Any]] = {
 
 
 def members(path: Path, folder: str = "") -> list[Stored]:
-    """Returns the files in a zip archive, named below ``folder``; raises DataError for a zip bomb.
+    """Returns the files in a zip archive; raises DataError for a zip bomb.
 
-    Hidden files are left out. Names are relative to the innermost folder that has all files.
+    Hidden files are left out. A name is ``folder``, and then the path of the file from the
+    innermost folder of the archive that has all files.
     """
     errors = archive_errors(path, "get it again, or name the folder of its files")
     with errors, zipfile.ZipFile(path) as archive:

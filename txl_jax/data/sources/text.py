@@ -30,7 +30,7 @@ from txl_jax.data.tokenizer import DEFAULT_SIZE, import_tokenizers
 from txl_jax.messages import argument
 
 NPY_MAGIC = b"\x93NUMPY"  # begins every .npy file
-OWN_SPLITS = ", its own splits"  # ends the label of a folder with files of splits
+OWN_SPLITS = ", its own splits"  # end of the label of a folder with files of splits
 HELD_OUT = {
     split: f"; the {split} split is held out from the train files" for split in ("valid", "test")
 }
@@ -211,7 +211,10 @@ def _separator(data: DataConfig) -> bytes | None:
 
 
 def _boundary(text: Text, at: int, mark: bytes | None) -> int:
-    """Returns the first position from ``at`` on right after a ``mark``; None is any character."""
+    """Returns the first position from ``at`` on that follows a ``mark``.
+
+    If ``mark`` is ``None``, it is the first position at which a character begins.
+    """
     if at == 0:
         return 0
     if mark is None:

@@ -20,14 +20,14 @@ from txl_jax.paths import is_remote
 SUFFIXES = (".txt", ".text", ".tokens", ".raw", "")
 """The suffixes of text files, in order of preference; ``""`` is for compressed files only."""
 WEAK = (".raw", "", WHOLE_JSON)  # beside files of another kind, these are left out
-ARRAYS, NO_DATA = (".npy", ".bin"), (".py", ".pkl", ".md", ".log")  # no text even if named train
+ARRAYS, NO_DATA = (".npy", ".bin"), (".py", ".pkl", ".md", ".log")  # no text, even if named train
 ABOUT = ("license", "licence", "copying", "copyright", "notice", "changelog", "requirements")
 """Names, in lower case, of files about other files, like readme*; read only if no other exists."""
 ONE_KIND = "name one file or folder, or put the files of one kind into a folder of their own"
 
 
 def text_files(path: Path) -> dict[str, Stored]:
-    """Returns the files of a folder or zip archive that may be text, by name.
+    """Returns the files of a folder or zip archive that can be text, by name.
 
     A folder's zip archives, and folders in it that are named as splits, are searched too. If this
     finds no file, and the folder has one inner folder, the inner folder is searched instead. If no
@@ -60,7 +60,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _in_folder(folder: Path, below: str, wanted: Callable[[Stored], bool]) -> list[Stored]:
-    """Returns the wanted files of a folder, see :func:`text_files`; ``below`` begins each name."""
+    """Finds wanted files as :func:`text_files` does; their names begin with the path ``below``."""
     folders, found = _folders(folder), list(_files_of(folder, below, wanted))
     for inner in folders:
         if splits_named(inner.name):
@@ -77,7 +77,7 @@ def _unreadable(error: OSError) -> None:
 
 
 def _files_of(folder: Path, below: str, wanted: Callable[[Stored], bool]) -> Iterator[Stored]:
-    """Yields a folder's wanted files, and all files of its zips; ``below`` begins each name."""
+    """Yields a folder's wanted files, and all files of its zips; names begin with ``below``."""
     saved = saved_files(folder)
     is_zip = lambda path: path.suffix.lower() == ZIP
     usable = lambda path: is_zip(path) or wanted(Stored(path, path.name, 0))
@@ -137,7 +137,7 @@ def about_others(name: str) -> bool:
 
 
 def of_one_kind(files: Mapping[str, Stored], where: str) -> list[str]:
-    """Returns the files with one suffix: that of the most splits, or else the only usable one."""
+    """Returns the files with one suffix: that which names most splits, or the only usable one."""
     kinds: dict[str, list[str]] = {suffix: [] for suffix in (*SUFFIXES, *READERS)}
     for name, file in files.items():
         suffix = "" if splits_named(file.suffix) else file.suffix
@@ -161,7 +161,7 @@ def of_one_kind(files: Mapping[str, Stored], where: str) -> list[str]:
 
 
 def unread(path: Path, files: Mapping[str, Stored]) -> list[str]:
-    """Returns the names in a folder of files and folders from which nothing in ``files`` comes."""
+    """Returns the names of files and folders in a folder that contribute nothing to ``files``."""
     read = {name.split("/")[0] for name in files}
     if not path.is_dir() or saved_files(path) is not None:
         return []

@@ -11,7 +11,7 @@ For display, ``symbols.json`` beside the files lists the symbol of each id. nano
 can take its place; it is never unpickled (:mod:`txl_jax.data.sources.plain_pickle`). An array
 ``ids.npy`` can have documents: they begin at the positions in ``ids.starts.npy`` beside it, or at
 each ``data.document_separator``. If a folder has several arrays for one split, or several arrays
-and none is named as a split, each array is a document. They are copied to one array in the cache.
+and none is named as a split, each array is a document. All are copied to one array in the cache.
 """
 
 import dataclasses
@@ -94,7 +94,10 @@ class TokenFiles:
             raise DataError(f"{path}: {error}") from None
 
     def largest_id(self, vocab_size: int) -> int:
-        """Returns the largest id; raises DataError, with file and offset, for one outside V."""
+        """Returns the largest id; raises DataError, with file and offset, for a wrong id.
+
+        A right id is from 0 to ``vocab_size`` - 1.
+        """
         return max(_largest_id(flat_tokens(split), vocab_size) for split in self.files.values())
 
     def check(self, vocab: Vocab) -> None:
@@ -162,7 +165,7 @@ def read_documents(
     """Returns the documents of a file, or all its ids as one document.
 
     If there is a file of starts, ``data.document_separator`` is ignored. ``symbols`` are those of
-    :func:`find`. Raises DataError for an id that is not from 0 to V-1.
+    :func:`find`. Raises DataError for an id that is not below ``vocab_size``.
     """
     tokens = open_tokens(path, data)
     if source.is_file(path.with_suffix(STARTS)):
@@ -318,7 +321,7 @@ def _llm_c_type(path: Path, size: int) -> np.dtype | None:
     with open(path, "rb") as file:
         start = file.read(LOOKED_AT)
     may_be_ids = start.startswith(b"\xff" * 4)  # other formats begin so too
-    pickled = start.startswith(b"\x80") and start[7:11] == bytes(4)  # a length's upper half
+    pickled = start.startswith(b"\x80") and start[7:11] == bytes(4)  # a frame's length
     if not may_be_ids and (kind := file_kind(start, least=3 if pickled else 4)):
         raise DataError(f"{path}: is {kind}, not raw ids; write the ids with numpy.save")
     magic, version, count = np.frombuffer(start[:12].ljust(12, b"\0"), "<i4").tolist()
@@ -354,7 +357,7 @@ def _check_no_header(path: Path, tokens: np.memmap) -> None:
 
 
 def _largest_id(tokens: Any, vocab_size: int) -> int:
-    """Returns the largest id of a memory map; raises DataError for an id outside 0 .. V-1."""
+    """Returns the largest id; raises DataError for an id outside 0 .. ``vocab_size`` - 1."""
     largest, at = scan_ids(tokens, vocab_size)
     if at is not None:
         where = f"{tokens.filename}: token {at} (byte {tokens.offset + at * tokens.itemsize})"

@@ -85,9 +85,10 @@ _reverse_only = with_derivatives(
 
 
 def choose(implementation: str, x: AttentionInputs, mesh: Mesh | None = None) -> Choice:
-    """Returns the implementation that :func:`attend` runs; of arrays, only shapes and dtypes count.
+    """Returns the implementation that :func:`attend` runs for inputs like ``x``.
 
-    Raises KernelError if an implementation is named and cannot be used.
+    The choice reads the shapes and dtypes of the arrays in ``x``, but not their values. Raises
+    KernelError if an implementation is named and cannot be used.
     """
     if implementation == "auto":
         return _best(x, mesh)
@@ -213,7 +214,7 @@ def _per_device(function, mesh: Mesh | None):
 
 
 def specs() -> AttentionInputs:
-    """Returns how attention's inputs are split over a mesh, as a prefix of their pytree."""
+    """Returns the PartitionSpecs of attention's inputs on a mesh, as a prefix of their pytree."""
     places = ("tensor",), (ROWS,), ("tensor", ROWS), ()
     heads, rows, both, every = (PartitionSpec(*axes) for axes in places)
     return AttentionInputs(both, both, both, heads, rows, every, every)  # type: ignore[arg-type]

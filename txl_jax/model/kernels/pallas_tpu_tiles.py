@@ -23,7 +23,7 @@ of keys in a loop. The softmax is computed tile by tile with a running maximum (
 FlashAttention). The gradient computes each tile again, from the stored logarithm of each softmax's
 denominator. The gradients of queries, keys, values and r are summed in on-chip memory. The sums for
 keys, values and r are transposed, so that no matrix product has to transpose its factors. Fully
-masked tiles are not visited, and only tiles at an edge of the mask compute the mask.
+masked tiles are not visited, and a tile in which all scores are allowed does not compute the mask.
 """
 
 import dataclasses
@@ -50,9 +50,9 @@ class Tiles:
     """The split of T x K scores into tiles, and the static part of the attention mask."""
 
     size: int  # S, the number of queries, and of keys, of a tile
-    seg_len: int
-    mem_len: int
-    reach: int
+    seg_len: int  # T
+    mem_len: int  # M
+    reach: int  # the largest distance from a query to a key that it may attend to
     rate: float | None  # the dropout rate
     precision: lax.Precision = lax.Precision.DEFAULT  # of all matrix products
 

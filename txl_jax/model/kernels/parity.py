@@ -13,7 +13,7 @@ from txl_jax.model.masks import AttentionMask, attention_mask
 from txl_jax.model.positions import Positions
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 1e-2}
-"""The largest :func:`difference` due to rounding; a wrong kernel differs by about 1."""
+"""The largest :func:`difference` that rounding can explain; that of a wrong kernel is about 1."""
 
 
 def random_inputs(
@@ -31,9 +31,10 @@ def random_inputs(
 
 
 def values_and_gradients(attend, x: AttentionInputs) -> Any:
-    """Returns attention, and the gradients of its product with a random array for all inputs.
+    """Returns the result of ``attend``, and the gradients of a loss for q, k, val and positions.
 
-    The keys and values of memory and segment are passed to ``attend`` separately, as in a model.
+    The loss is the sum of the result's entries, each times an entry of a random array. The keys and
+    values of memory and segment are passed to ``attend`` separately, as in a model.
     """
     direction = jax.random.normal(jax.random.key(9), x.q.shape)
 
@@ -63,7 +64,10 @@ def worst(found: Any, expected: Any) -> jax.Array:
 
 
 def example(d_head: int, dtype: Any, dropatt: float = 0.0) -> AttentionInputs:
-    """Returns an example with a window, a reset, and empty, full and partly filled memory."""
+    """Returns random inputs for three rows, with empty, full and partly filled memory.
+
+    The mask has a window, and one row has a reset.
+    """
     reset = jnp.zeros((3, 200), bool).at[1, 60].set(True)
     mask = attention_mask(200, jnp.array([0, 150, 70]), 150, "tf", reset)
     dropout = AttentionDropout.draw(jax.random.key(1), dropatt) if dropatt else None

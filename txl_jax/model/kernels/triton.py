@@ -83,7 +83,10 @@ class Form:
         return _ceil(self.k, 128) * 128
 
     def classes(self, sizes: dict[str, int]) -> int:
-        """Returns how many tiles of every EVERY-th query a head has, over all rows of a batch."""
+        """Returns how many tiles of queries one head has, over all rows of a batch.
+
+        These are the tiles that have every EVERY-th query (triton_tiles.py).
+        """
         return self.b * self.every * _ceil(_ceil(self.t, self.every), sizes["SX"])
 
 
@@ -209,7 +212,7 @@ def _spans(n_keys: int, sizes: dict[str, int], oldest, newest) -> jax.Array:
 
 
 def tiling(kernel: str, dtype: Any, f: Form) -> Tiling:
-    """Returns the tiling of a kernel, from the most specific name that has one."""
+    """Returns the tiling of a kernel from the most specific entry of :data:`_TILINGS`."""
     of_all, family = jnp.dtype(dtype).name, f" sm_{f.capability // 10}0"
     wide = f"{of_all} wide" if f.h > 64 else of_all
     rows = (_TILINGS.get(name) for name in (wide + family, of_all + family, wide, of_all))
@@ -224,7 +227,7 @@ def _ceil(x, of: int):
 
 
 def constants(kernel: str, dtype: Any, f: Form) -> dict[str, Any]:
-    """Returns the constants of a kernel."""
+    """Returns the arguments of a kernel of triton_tiles.py that are known when it is compiled."""
     tiles, precision = tiling(kernel, dtype, f), "tf32x3" if dtype == jnp.float32 else "ieee"
     own = {"STRIDE": f.n * f.h, "H": f.h, "KP": f.padded, "PRECISION": precision, **tiles.sizes}
     if kernel in _BY_KEY:

@@ -117,7 +117,10 @@ def line_of(seed, head, b, query):
 
 @triton.jit
 def kept(line, start, SK: constexpr, DROPPED: constexpr):
-    """Returns which weights dropout keeps; four keys of a GPU thread share a hash."""
+    """Returns which weights dropout keeps: bool [queries,SK], for the SK keys from ``start`` on.
+
+    The four keys of a GPU thread share a hash, as in AttentionDropout.factors.
+    """
     column = tl.arange(0, SK)  # from the range SK .. 2*SK below, LLVM sees which keys share a hash
     shared = (tl.arange(SK, 2 * SK) & ((SK - 1) & -10)).to(tl.uint32) * GOLDEN
     x = (line + tl.full((), start, tl.uint32) * GOLDEN)[:, None] + shared[None, :]
@@ -333,7 +336,7 @@ def gradient_of_distances(
     STRIDE: constexpr, H: constexpr, KP: constexpr, PRECISION: constexpr, SX: constexpr,
     SD: constexpr, EVERY: constexpr, SQ: constexpr, SK: constexpr,
 ):  # fmt: skip
-    """Computes each class's part of dr: [EVERY,R,N,H]; grid: ceil((R+EVERY)/SD), N, EVERY."""
+    """Computes dr of each class p of queries: [EVERY,R,N,H]; grid: ceil((R+EVERY)/SD), N, EVERY."""
     head, p = tl.program_id(1), tl.program_id(2)
     last = T - 1 - p
     y = tl.program_id(0) * (SD // EVERY) - tl.cdiv(last, EVERY)

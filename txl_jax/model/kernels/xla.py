@@ -15,7 +15,7 @@ from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.parallel.shardings import zero_after
 
 HALVED_FROM = {"cpu": 64}
-"""For each platform, the least number of queries of a short segment that two groups compute."""
+"""On each platform, the least length from which a short segment is split into two groups."""
 _SHORT = 128
 _MOST_GROUPS = 16
 
@@ -73,7 +73,7 @@ _call = with_derivatives(_call_forward, _call_tangent, _call_gradient)
 
 
 def _in_order(later: jax.Array, earlier: jax.Array, unknown: jax.Array):
-    """Makes ``later`` depend on ``earlier``; the gradients depend in the reverse order."""
+    """Makes XLA compute ``earlier`` before ``later``, and their gradients in the reverse order."""
     return _ordered(None, (later, earlier), unknown)
 
 
