@@ -74,6 +74,26 @@ with contextlib.suppress(ImportError, AttributeError):  # absent in some version
     DIALECTS = mlir.make_ir_context()
     mlir.make_ir_context = lambda: DIALECTS
 
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks as slow what ``few(n)`` leaves out: all but n cases of an integration test.
+
+    The n cases are spread evenly over all of them, so that each kind of case is among them.
+    """
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("integration") and not item.get_closest_marker("slow"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        if few := cases[0].get_closest_marker("few"):
+            n = few.args[0]
+            kept = {round(i * (len(cases) - 1) / max(1, n - 1)) for i in range(n)}
+            for i, item in enumerate(cases):
+                if i not in kept:
+                    item.add_marker(pytest.mark.slow)
+
+
 LARGE = 4 << 30  # bytes
 
 

@@ -94,6 +94,7 @@ def act_and_learn(cfg, mem_len, length, seg_len, seed, ends):
 @pytest.mark.parametrize(
     ("mem_len", "length", "seg_len"), rest_integration(1, [(4, 6, 3), (9, 5, 5), (1, 4, 3)])
 )
+@pytest.mark.few(1)
 def test_windows_give_what_acting_gave(mem_len, length, seg_len):
     act_and_learn(CFG, mem_len, length, seg_len, seed=0, ends=0.2)
 

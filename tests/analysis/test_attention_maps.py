@@ -144,6 +144,7 @@ def float64(cfg):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.few(3)
 def test_sums_are_those_of_queries_and_keys_written_out(case):
     """The rows have a full, a partly filled and an empty memory; some queries have weight 0."""
     cfg = tiny_models.config(**CASES[case])

@@ -80,6 +80,7 @@ def loss_alone(cfg, n: int) -> dict[int, float]:
         ),
     ],
 )
+@pytest.mark.few(1)
 def test_a_target_loses_what_a_fresh_model_loses_with_its_context_alone(form, stride):
     """Targets are 7 to 38; windows start at multiples of the stride; the last window is short."""
     cfg = tiny_models.config(**FORMS[form])

@@ -161,6 +161,7 @@ SHAPES = [
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("n_layer", "seg_len", "mem_len", "window", "by_hand"), SHAPES)
+@pytest.mark.few(3)
 def test_a_token_changes_the_prediction_up_to_the_reach_and_not_at_all_beyond(
     n_layer, seg_len, mem_len, window, by_hand
 ):

@@ -17,6 +17,7 @@ TINY = config(d_head=4, n_layer=3)
 @pytest.mark.integration
 @pytest.mark.parametrize("efficient", [True, False], ids=["last only", "every position"])
 @pytest.mark.parametrize("length", [1, 7, 150])
+@pytest.mark.few(2)
 def test_a_window_predicts_what_the_vanilla_model_predicts_after_it(efficient, length):
     model = speed.vanilla(TINY, efficient)
     params = variables(model.cfg)["params"]

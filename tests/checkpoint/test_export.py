@@ -100,6 +100,7 @@ def only_what_jax_needs(folder):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.few(1)
 def test_run_py_gives_the_logits_of_ten_segments_without_this_library(name, tmp_path):
     """Logits are near 1. Tolerances: 1e-5 in float32, 3e-2 in bfloat16 (8 significant bits)."""
     vocab, changes = MODELS[name]

@@ -71,6 +71,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.integration
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.few(1)
 def test_generation_with_other_settings_prompts_and_parameters_compiles_nothing(form, compiled):
     trained, prompts = model(**FORMS[form]), ["the", "a cat", "saw", "dogs"]
     first = {text: trained.generate(text, length=30)[0].ids.tolist() for text in prompts[:1]}

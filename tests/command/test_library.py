@@ -520,6 +520,7 @@ def watched_stream(request, monkeypatch):
     return make
 
 
+@pytest.mark.few(1)
 def test_long_work_is_shown_on_a_terminal_and_in_a_notebook_only(run, watched_stream, monkeypatch):
     """The output shows loading, compiling, baselines, and the share of tokens scored."""
     unigram = baselines.unigram
@@ -560,6 +561,7 @@ def test_the_command_says_in_a_file_what_it_waits_for_for_long(watched_stream, m
     assert stream.getvalue().replace("\r", "\n").split("\n")[: len(said)] == said
 
 
+@pytest.mark.few(1)
 def test_training_says_what_it_waits_for(tmp_path, watched_stream):
     config = tiny_runs.experiment(tmp_path, **{"train.steps": 2, "generate.length": 0})
     stream = watched_stream()

@@ -8,7 +8,7 @@ import pytest
     ("draws", "seed", "traced"),
     [
         pytest.param(40, 1, False, id="checked"),
-        pytest.param(200, 1, False, id="more", marks=pytest.mark.integration),
+        pytest.param(200, 1, False, id="more", marks=pytest.mark.slow),
         pytest.param(20, 2, True, id="traced"),
         pytest.param(10_000, 0, True, id="all", marks=pytest.mark.slow),
     ],

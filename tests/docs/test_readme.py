@@ -17,9 +17,21 @@ README = ROOT / "README.md"
 
 
 @pytest.mark.integration
-def test_the_readmes_python_runs(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        '{"train.steps": 2, "train.batch_size": 2, "optimizer.warmup_steps": 1}',
+        pytest.param("", marks=pytest.mark.slow, id="as written"),
+    ],
+)
+def test_the_readmes_python_runs(settings, tmp_path, monkeypatch):
+    """The run of the slow test takes a minute, so the other one trains with fewer steps."""
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    run = '"quickstart:smoke", "runs/smoke"'
+    text = README.read_text()
+    assert text.count(run) == 1
+    text = text.replace(run, f"{run}, {settings}")
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     assert blocks
     names: dict = {}
     for block in blocks:

@@ -64,6 +64,7 @@ BEFORE = np.array([3])
 @pytest.mark.parametrize(
     ("form", "seg_len"), [*itertools.product(FORMS.values(), (4, 64)), (ABSOLUTE, 64)]
 )
+@pytest.mark.few(2)
 def test_carried_memory_scores_a_text_as_one_segment_does(form, seg_len):
     trained = trained_on(Vocab("char", [*"abcdefghijklm"]), **form)
     lines = lines_of(5, 0, 12, 1)

@@ -124,6 +124,7 @@ def by_hand(cfg, dynamic, tokens, training, batch_size, mem_len, seg_len=8):
     ],
     ids=["sgd-3", "rms-1", "rms-3", "adaptive-rms-1"],
 )
+@pytest.mark.few(1)
 def test_the_score_is_that_of_the_rule_written_out(cfg, dynamic, batch_size):
     """60 targets, in 1 or 3 streams and segments of 8: the last segments are short."""
     want = by_hand(cfg, dynamic, TOKENS, TRAINING, batch_size, 12)

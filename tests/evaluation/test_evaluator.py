@@ -52,13 +52,14 @@ def score(devices=1, tokens=TOKENS, cfg=CFG, **protocol):
 def nll_of(cfg, tokens, mems):
     """The nll [T] of each token except the first in a single unpadded row, and the new memory."""
     row = tokens[None]
-    apply = tiny_models.apply(cfg, "nll")
+    apply = tiny_models.compiled(cfg, "nll")
     nll, after = apply(tiny_models.variables(cfg), row[:, :-1], row[:, 1:], mems)
     return np.asarray(nll)[0], after
 
 
 @pytest.mark.parametrize("batch_size", rest_integration(2, [1, 7, 3, 100]))
 @pytest.mark.parametrize("seg_len", [1, 8, 200])
+@pytest.mark.few(3)
 def test_every_target_is_scored_once_at_any_batch_and_segment(batch_size, seg_len):
     assert score(batch_size=batch_size, seg_len=seg_len).targets == len(TOKENS) - 1
 
@@ -80,6 +81,7 @@ def test_one_stream_with_covering_memory_is_the_text_scored_whole():
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("form", "context_len"), [*((f, 5) for f in FORMS), ("absolute", 12)])
+@pytest.mark.few(2)
 def test_context_is_run_again_and_not_scored(form, context_len):
     """Each segment is scored after up to C context tokens of its own stream.
 
@@ -101,6 +103,7 @@ def test_context_is_run_again_and_not_scored(form, context_len):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("first_memory", ["empty", "zeros"])
+@pytest.mark.few(1)
 def test_memory_before_the_first_segment_is_empty_or_zeros_that_are_attended_to(first_memory):
     total = 0.0
     for begin, end in ((0, 20), (20, 39)):
@@ -126,6 +129,7 @@ def test_memory_before_the_first_segment_is_empty_or_zeros_that_are_attended_to(
         {"seg_len": 9, "mem_len": 20, "clamp_len": 6},
     ],
 )
+@pytest.mark.few(2)
 def test_devices_do_not_change_the_score_even_if_they_do_not_divide_the_streams(devices, past):
     some, one = score(devices, **past), score(1, **past)
     assert some.loss == pytest.approx(one.loss, abs=1e-6)
@@ -165,6 +169,7 @@ def streams_by_hand(text, begins, ends):
 @pytest.mark.integration
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("seg_len", [5, 16, 34])
+@pytest.mark.few(2)
 def test_three_streams_score_alike_on_any_devices_in_any_segments_of_a_covered_text(
     devices, seg_len
 ):
@@ -176,6 +181,7 @@ def test_three_streams_score_alike_on_any_devices_in_any_segments_of_a_covered_t
 @pytest.mark.integration
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("seg_len", [5, 60])
+@pytest.mark.few(2)
 def test_sentences_are_scored_once_in_their_order_with_memory_across_them(devices, seg_len):
     text = sentences()
     begins = [seg.inputs[:, 0] for seg in segments(text, 3, 200)]
@@ -193,6 +199,7 @@ def test_sentences_are_scored_once_in_their_order_with_memory_across_them(device
 @pytest.mark.parametrize("window", ["pytorch", "tf"])
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("of", ["array", "sentences"])
+@pytest.mark.few(2)
 def test_with_a_long_enough_warm_start_streams_score_as_one_does(window, devices, of):
     """L = 2 layers look back over 2 * 6 tokens, which a warm start of 13 covers."""
     text = TOKENS if of == "array" else sentences()

@@ -129,6 +129,7 @@ def test_sampling_draws_as_if_everything_were_recomputed_for_each_token(form):
 @pytest.mark.integration
 @pytest.mark.parametrize("form", WITHOUT_MEMORY)
 @pytest.mark.parametrize(("mem_len", "width"), [(1, 1), (4, 4), (9, {"absolute_per_layer": 5})])
+@pytest.mark.few(2)
 def test_without_memory_each_token_is_made_from_the_last_ones(form, mem_len, width):
     """``absolute_per_layer`` reads at most as many tokens as its table of positions has rows."""
     cfg = tiny_models.config(**WITHOUT_MEMORY[form])
@@ -183,6 +184,7 @@ CAST = {
 
 
 @pytest.mark.parametrize("form", rest_integration(3, CAST))
+@pytest.mark.few(2)
 def test_matrices_that_are_cast_once_give_the_same_logits(form):
     cfg = dataclasses.replace(CFG, dtype="bfloat16", **CAST[form])
     model, variables = TransformerXL(cfg), tiny_models.variables(cfg)
@@ -209,6 +211,7 @@ def test_matrices_that_are_cast_once_give_the_same_logits(form):
         ],
     ),
 )
+@pytest.mark.few(3)
 def test_bfloat16_draws_with_the_losses_of_float32_about(monkeypatch, form, rows):
     """A single text uses other matrix products than several texts: see wide_products.py."""
     monkeypatch.setattr(wide_products, "_LEAST", 0)

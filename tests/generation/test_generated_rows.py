@@ -81,6 +81,7 @@ def greedy(form, prompts, c):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("form", some(FORMS, "relative", "shaw", "adaptive", "absolute"))
+@pytest.mark.few(1)
 def test_a_greedy_row_of_a_batch_is_what_it_is_alone(form):
     """Eight lengths of prompts in one batch cover every state of the ring buffer."""
     prompts = prompts_of(*LENGTHS)
@@ -120,6 +121,7 @@ def assert_recomputed(form, window, c, lengths, asked):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("form", some([*WITH_MEMORY, "tf window"], "relative", "shaw", "tf window"))
+@pytest.mark.few(1)
 def test_with_a_window_what_is_kept_gives_what_recomputing_gives(form, asked):
     """Memory is shorter than the text, so the ring buffer is overwritten, at least twice."""
     window = FORMS[form].get("same_length", "pytorch")

@@ -82,6 +82,7 @@ def test_losses_equal_the_formulas_wherever_the_targets_fall(name, block):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["one_cluster", "clusters_narrow", "div2"])
+@pytest.mark.few(3)
 def test_gradients_equal_those_of_the_dense_softmax_wherever_the_targets_fall(name, block):
     """Compares gradients by parameters and states. Losses have random weights; one weight is 0."""
     cfg, h = FORMS[name], states(FORMS[name])
@@ -105,6 +106,7 @@ def test_gradients_equal_those_of_the_dense_softmax_wherever_the_targets_fall(na
 @pytest.mark.integration
 @pytest.mark.parametrize("tile", [None, 4])
 @pytest.mark.parametrize("some", [False, True])
+@pytest.mark.few(1)
 def test_forward_mode_in_blocks_gives_the_derivative_along_a_direction(monkeypatch, tile, some):
     """The derivative equals the dense softmax's and agrees with the gradient, also under vmap."""
     rng = np.random.default_rng(0)

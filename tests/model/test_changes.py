@@ -127,6 +127,7 @@ def check_forward_pass(cfg):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", SPREAD)
+@pytest.mark.few(15)
 def test_a_segment_with_projected_memory_has_the_products_of_the_formula(name, every_tail):
     cfg = model(name, scan_layers=False)
     if cfg.memory_free:
@@ -169,6 +170,7 @@ def of_an_update(cfg, **loss) -> tuple[float, ExperimentConfig, float]:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", SPREAD)
+@pytest.mark.few(15)
 def test_an_update_has_the_products_of_the_formula(name, every_tail):
     cfg = model(name)
     found, exp, unneeded = of_an_update(cfg)
@@ -247,6 +249,7 @@ def of_four_terms(x) -> np.ndarray:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.few(10)
 def test_a_changed_softmax_or_mask_is_one_that_fused_kernels_refuse_and_the_analysis_shows(name):
     """Fused kernels and the analysis have their own code for scores, which must have all terms."""
     cfg = model(name, scan_layers=False)

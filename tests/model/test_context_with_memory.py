@@ -36,6 +36,7 @@ def nll_at_once(tokens):
 @pytest.mark.parametrize("context_len", [3, 8, 20], ids=lambda c: f"context {c}")
 @pytest.mark.parametrize("std", [0.0, 2.0], ids=["equal lengths", "drawn lengths"])
 @pytest.mark.parametrize("roll", [False, True], ids=["", "partial shuffle"])
+@pytest.mark.few(3)
 def test_training_segments_are_read_as_the_whole_text(context_len, std, roll):
     """Segments have about 10 tokens, so a context of 20 tokens spans several segments.
 
@@ -152,6 +153,7 @@ def test_memory_may_be_emptied_and_the_context_kept():
 
 @pytest.mark.integration
 @pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.few(1)
 def test_scoring_with_both_is_scoring_the_text_whole(streams):
     protocol = ProtocolConfig(batch_size=streams, seg_len=8, mem_len=128, context_len=5)
     mesh = make_mesh(MeshConfig(data=1), CFG, batch_size=streams)

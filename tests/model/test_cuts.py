@@ -55,6 +55,7 @@ KEPT += [(name, "cache") for name in ("window_tf", "no_window_everything_fits", 
 @pytest.mark.parametrize(
     "parts", [(5, 1, 1, 1, 1, 1), pytest.param((5, 5), marks=pytest.mark.integration)], ids=str
 )
+@pytest.mark.few(5)
 def test_short_segments_with_memory_equal_one_long_segment(name, kept_as, parts):
     cfg, mem_len = PROMISED[name]
     text, want, final = whole(cfg, mem_len)
@@ -79,6 +80,7 @@ def test_short_segments_with_memory_equal_one_long_segment(name, kept_as, parts)
 @pytest.mark.parametrize("name", PROMISED)
 @FEW
 @hypothesis.given(st.lists(st.tuples(*[st.integers(0, SEG_LEN)] * 2), max_size=4))
+@pytest.mark.few(2)
 def test_rows_cut_at_different_places_by_lengths_equal_one_long_segment(name, cuts):
     """``cuts`` lists the two rows' lengths in each of the first segments, padded to 4 tokens."""
     cfg, mem_len = PROMISED[name]

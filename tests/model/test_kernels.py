@@ -60,6 +60,7 @@ def both(form, names, dtype=jnp.float32):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("shape", [(3, 1, 1), (1, 3, 2), (1, 1, 2)])
+@pytest.mark.few(1)
 def test_devices_that_share_rows_and_heads_compute_what_one_does(shape):
     """The dropout mask is the same, and gradients of shared arrays are summed over the devices."""
     mask = attention_mask(300, jnp.array([90, 0, 40]), 90, "tf", jnp.asarray(RESET))
@@ -84,6 +85,7 @@ def test_rows_that_the_devices_do_not_divide_are_computed_too():
 
 @pytest.mark.integration
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.few(3)
 def test_some_queries_at_a_time_equal_all_at_once(form):
     some, every = both(FORMS[form], ("xla", "reference"))
     assert parity.largest_difference(some, every) < 1e-5

@@ -107,6 +107,7 @@ MORE_CASES = {
 
 @pytest.mark.integration
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.few(3)
 def test_fused_equals_plain_attention_with_every_gradient(case):
     settings = {"t": 40, "m": 24, "h": 5, "filled": None, "same_length": False, **case}
     t, m = settings["t"], settings["m"]

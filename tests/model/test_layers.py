@@ -62,6 +62,7 @@ DEFAULT = [("relative", False, "layer"), *[(form, True, "products") for form in 
     ("form", "scan", "remat"),
     [*DEFAULT, *[pytest.param(*c, marks=pytest.mark.slow) for c in ALL if c not in DEFAULT]],
 )
+@pytest.mark.few(3)
 def test_loss_gradient_and_memory_do_not_depend_on_how_layers_are_run(form, scan, remat):
     cfg = tiny_models.config(**FORMS[form])
     other = dataclasses.replace(cfg, scan_layers=scan, remat=remat)

@@ -27,6 +27,7 @@ OTHERS = {
     [*[(d, FORM) for d in TOLERANCE], *[("bfloat16", o) for o in OTHERS.values()]],
     ids=[*TOLERANCE, *OTHERS],
 )
+@pytest.mark.few(2)
 def test_low_precision_is_close_to_float32(dtype, form):
     full, low = tiny.config(**form), tiny.config(dtype=dtype, **form)
     tokens, targets = tiny.tokens(full, 6, 4).reshape(2, 3, 4)

@@ -193,6 +193,7 @@ COUNT = {
 
 @pytest.mark.integration
 @pytest.mark.parametrize("form", INITIAL)
+@pytest.mark.few(1)
 def test_initial_values_are_independent_and_have_the_configured_deviation(form):
     cfg = tiny.config(**BIG, init_std=0.005, proj_init_std=0.03, **INITIAL[form])
     model = txl_jax.TransformerXL(cfg)

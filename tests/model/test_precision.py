@@ -237,6 +237,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", rest_integration(3, FORMS))
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.few(3)
 def test_all_products_and_gradients_have_the_precision_of_the_setting(form, compiled, monkeypatch):
     """Functions with custom derivatives, which JAX traces later, have the precision too."""
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 64)  # several blocks

@@ -48,6 +48,7 @@ def test_sides_are_padded_to_16_bytes_on_a_gpu_and_nothing_else_changes(on_gpu, 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("mask", rest_integration(1, ["locked", "independent"]))
+@pytest.mark.few(1)
 def test_the_inner_states_of_a_feed_forward_layer_stay_padded(monkeypatch, activation, mask):
     """Dropout and gradients equal those of states that are not padded."""
     sizes = {"d_model": 10, "n_head": 2, "d_head": 5, "d_inner": 13}

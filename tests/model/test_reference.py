@@ -142,12 +142,14 @@ def run_segments(cfg, mem_len, filled, segments, seg_len=SEG_LEN, seed=0):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.few(7)
 def test_three_segments_with_unequal_memories_equal_the_formulas(name):
     run_segments(FORMS[name], MEM_LEN, FILLED, [{}, {}, {}])
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.few(7)
 def test_resets_and_lengths_equal_the_formulas_on_the_real_tokens(name):
     run_segments(FORMS[name], MEM_LEN, FILLED, with_rows(6), seed=5)
 
@@ -169,6 +171,7 @@ def test_steps_from_memory_and_from_a_cache_equal_the_formulas(name):
 
 
 @pytest.mark.parametrize("name", rest_integration(6, SOFTMAX))
+@pytest.mark.few(4)
 def test_every_form_of_softmax_equals_the_formulas(name):
     run_segments(FORMS[name], MEM_LEN, FILLED, [{}, {"lengths": np.array([4, 0, 2], np.int32)}])
 

@@ -63,6 +63,7 @@ def plain(x, m=0, causal=True, window=None, lengths=(T, T), scale=H**-0.5):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("form", rest_slow(3, FORMS))
+@pytest.mark.few(1)
 def test_values_and_gradients_are_those_of_the_equation(form):
     form = FORMS[form]
     settings = {key: value for key, value in form.items() if key != "m"}

@@ -39,6 +39,7 @@ def cached(cfg, mems, seg_len):
 @pytest.mark.parametrize(
     ("mem_len", "seg_len"), rest_slow(2, [(5, 4), (3, 5), (6, 3), (7, 3), (5, 1)])
 )
+@pytest.mark.few(2)
 def test_a_ring_that_wraps_several_times_gives_what_memory_gives(mem_len, seg_len, window):
     gives_what_memory_gives(tiny.config(same_length=window), mem_len, seg_len, segments=5)
 
@@ -49,6 +50,7 @@ def test_a_ring_that_wraps_several_times_gives_what_memory_gives(mem_len, seg_le
     ("clamp_len", "mem_len", "seg_len"),
     rest_slow(2, [(9, 18, 9), (12, 35, 10), (1, 18, 9), (10, 25, 12)]),
 )
+@pytest.mark.few(2)
 def test_what_is_beyond_the_clamp_is_in_a_ring_of_its_own(clamp_len, mem_len, seg_len, name):
     """Both rings wrap, after states have moved from the near ring to the far ring."""
     cfg = tiny.config(**tiny.attention(name), clamp_len=clamp_len, same_length="pytorch")
@@ -89,6 +91,7 @@ def gives_what_memory_gives(cfg, mem_len, seg_len, segments):
 @pytest.mark.integration
 @pytest.mark.parametrize(("clamp_len", "seg_len"), [(-1, 3), (4, 9)])
 @pytest.mark.parametrize("name", rest_slow(1, tiny.WITH_MEMORY))
+@pytest.mark.few(1)
 def test_shorter_segments_between_full_ones_change_nothing(name, clamp_len, seg_len):
     cfg = tiny.config(**tiny.attention(name), clamp_len=clamp_len)
     lengths = [seg_len, seg_len, 1, seg_len, 2, seg_len, seg_len]

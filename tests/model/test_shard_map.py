@@ -81,6 +81,7 @@ def assert_equal(cfg, seg_len, **options):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("form", rest_slow(2, FORMS))
+@pytest.mark.few(1)
 def test_losses_and_gradients_are_those_of_one_device(form):
     cfg = tiny.config(**FORMS[form])
     assert_equal(cfg, 100 if "40,000" in form else 6)

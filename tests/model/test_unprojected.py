@@ -50,6 +50,7 @@ def products(cfg, variables, mems, inputs):
 @pytest.mark.integration
 @pytest.mark.parametrize("seg_len", [1, 2])
 @pytest.mark.parametrize("name", rest_slow(1, FORMS))
+@pytest.mark.few(1)
 def test_outputs_and_gradients_are_those_of_projected_states(name, seg_len):
     cfg, projected = both(seg_len, **FORMS[name])
     variables, inputs = tiny.variables(cfg), tiny.embeddings(cfg, B, seg_len)

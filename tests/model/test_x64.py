@@ -90,6 +90,7 @@ def test_every_method_gives_the_documented_types_and_values(form):
 @pytest.mark.integration
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 @pytest.mark.parametrize("form", rest_slow(4, FORMS))
+@pytest.mark.few(2)
 def test_parameters_of_another_dtype_give_results_of_the_documented_types(form, dtype):
     """Only the gradients of parameters have the dtype of the parameters."""
     seg_len = 150 if form == "40,000 words" else 6

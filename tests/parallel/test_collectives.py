@@ -79,6 +79,7 @@ def numbers(found: dict[str, tuple[int, int]]) -> dict[str, int]:
     ("form", "mesh"),
     rest_slow(2, [("relative", BOTH), ("absolute", BOTH), *[(form, ROWS) for form in FORMS]]),
 )
+@pytest.mark.few(1)
 def test_a_long_segment_needs_no_more_collectives_than_a_short_one(form, mesh):
     short = of_update(**FORMS[form], **mesh)
     assert numbers(of_update(**FORMS[form], **mesh, **{"train.seg_len": LONG})) == numbers(short)

@@ -363,6 +363,7 @@ def test_an_update_in_parts_needs_less_memory(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("scanned", [False, True])
 @pytest.mark.integration
+@pytest.mark.few(1)
 def test_a_resumed_state_is_in_memory_once_and_counted_once(scanned, monkeypatch, tmp_path):
     """A checkpoint has unstacked layers. They are freed once the run's own layers are made."""
     settings = {"model.scan_layers": scanned, "checkpoint.every": 6}
@@ -442,6 +443,7 @@ MODES = [
 
 
 @pytest.mark.parametrize(("mode", "changes", "what", "lower"), rest_integration(3, MODES), ids=str)
+@pytest.mark.few(3)
 def test_the_program_of_every_mode_is_compared_with_the_memory(
     mode, changes, what, lower, own_run, monkeypatch
 ):

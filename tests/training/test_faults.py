@@ -605,6 +605,7 @@ def test_an_ignored_warning_stays_ignored(name):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("moment", rest_slow(2, MOMENTS))
+@pytest.mark.few(1)
 def test_sigterm_ends_a_run_saved_with_exit_code_0(whole, moment, monkeypatch, capsys):
     owner, name, around, what = MOMENTS[moment]
     workdir = str(whole / moment)

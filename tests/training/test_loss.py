@@ -168,6 +168,7 @@ def test_half_is_the_gradient_of_the_mean_nll_of_the_second_half():
 @pytest.mark.integration
 @pytest.mark.parametrize("positions", ["full", "half"])
 @pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.few(1)
 def test_micro_batches_add_up_to_the_gradient_of_the_whole(positions, parts):
     """Rows have 7, 7, 4 and 1 targets, so averaging the parts' means would be wrong."""
     changes = {**BOTH, "loss.positions": positions}

@@ -349,6 +349,7 @@ def exchanges(mesh, **changes) -> list[tuple[str, tuple[int, ...]]]:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("output", ["plain", "adaptive"])
+@pytest.mark.few(1)
 def test_with_data_alone_devices_only_add_up_gradients(output):
     found = exchanges((8, 1, 1), **of_output(output))
     assert {kind for kind, _ in found} == {"all-reduce"}
@@ -361,6 +362,7 @@ def test_with_data_alone_devices_only_add_up_gradients(output):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("shape", ["8x1x1", "2x2x2", "1x4x2"])
+@pytest.mark.few(1)
 def test_memory_never_moves_between_devices(shape):
     rows = B // (MESHES[shape][0] * MESHES[shape][1])
     moved = [s for _, s in exchanges(MESHES[shape]) if len(s) >= 3 and M in s and 32 in s]

@@ -184,6 +184,7 @@ def optax_name(name, **changes):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["lion", "contrib.muon", "contrib.ademamix"])
+@pytest.mark.few(1)
 def test_a_rule_of_optax_lowers_the_loss(folder, name):
     losses = train_steps(folder, **optax_name(name))[1]
     loss = losses["nll_sum"] / losses["count"]

@@ -82,6 +82,7 @@ def scores(cfg, params, some, key=None, mems=None, **about) -> Any:
 @pytest.mark.integration
 @pytest.mark.parametrize("rows", [4, 128], ids="blocks_of_{}".format)
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.few(2)
 def test_what_is_added_is_the_formula_over_what_is_scored(name, rows, monkeypatch):
     """The sum of nll, which metrics use, does not include the added term."""
     monkeypatch.setattr(cross_entropy, "MIN_ROWS", rows)

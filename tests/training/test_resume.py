@@ -53,7 +53,7 @@ DISPATCH = {"train.steps_per_dispatch": 2, "train.log_every": 4}
     ("changes", "asked"),
     [
         pytest.param(DROPOUT, (1, 6), id="dropout"),
-        pytest.param(DROPOUT, STOPS, id="dropout, often", marks=pytest.mark.integration),
+        pytest.param(DROPOUT, STOPS, id="dropout, often", marks=pytest.mark.slow),
         pytest.param(MUON, STOPS, id="muon", marks=pytest.mark.slow),
         pytest.param(OPTAX, STOPS, id="optax", marks=pytest.mark.slow),
         pytest.param(DISPATCH, STOPS, id="dispatch", marks=pytest.mark.slow),

@@ -342,6 +342,7 @@ def assert_padding_changes_nothing(exp, batches):
     ],
     ids=["memory", "long memory", "window", "context", "absolute", "absolute_per_layer"],
 )
+@pytest.mark.few(1)
 def test_padding_of_drawn_lengths_changes_neither_loss_nor_memory(folder, changes):
     corpus, exp = corpus_and_experiment(folder, **DRAWN, **changes)
     streams = training_streams(exp, corpus)
