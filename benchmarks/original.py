@@ -31,7 +31,7 @@ PLAIN_MODEL = {
     "attention": "relative",
     "untie_r": False,
 }
-"""Settings that the authors' model does not have, each with the only value that is allowed."""
+"""Model settings that are not passed to the authors' code, each with its only allowed value."""
 
 
 class UnsupportedError(ValueError):

@@ -126,7 +126,7 @@ class Choice:
 class Gaussian:
     """The normal distribution of A numbers [...,A], by means and log standard deviations [...,2A].
 
-    Numbers from -1 to 1 become the environment's lowest to highest action; others are clipped.
+    For the environment, each number is clipped to [-1, 1] and then scaled to the range of actions.
     """
 
     def __init__(self, space):
@@ -321,7 +321,7 @@ class PPO:
         return jnp.mean(of_policy + c.value * of_value - c.entropy * entropy)
 
     def update(self, state: TrainState) -> TrainState:
-        """Acts, then learns ``epochs`` times from minibatches of environments."""
+        """Acts, then learns ``epochs`` times from all environments, a minibatch at a time."""
         c, others = self.c, state.opt_state
         key = jax.random.fold_in(jax.random.key(c.seed), state.step)
         act_key, learn_key = jax.random.split(key)

@@ -106,7 +106,8 @@ txl_has_tpu() { # txl_has_tpu [ROOT]: succeeds if this machine has a TPU, by the
     grep -qsx 0x1ae0 "${1-}"/sys/bus/pci/devices/*/vendor
 }
 
-txl_machine_extra() { # prints the extra for this machine's GPU or TPU, if any; fails if nvidia-smi fails
+txl_machine_extra() { # prints the extra for this machine's GPU or TPU, if any; fails and says why if
+  # nvidia-smi fails or the driver is too old
   local code=0
   txl_list_gpus >/dev/null || code=$?
   case "$code" in

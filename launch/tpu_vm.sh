@@ -6,7 +6,7 @@
 #   launch/tpu_vm.sh create      TPU_FLAGS: more flags for gcloud, such as --spot
 #   launch/tpu_vm.sh setup       copies this folder to every worker (machine of the TPU) and makes the
 #                                environment there; TPU_SETUP: a command that every worker runs
-#                                before that, such as to mount storage
+#                                before it makes the environment, such as to mount storage
 #   launch/tpu_vm.sh run --config=configs/enwik8_24l.py --workdir=gs://BUCKET/enwik8_24l
 #   launch/tpu_vm.sh resume …    with the arguments of run: creates a preempted TPU again, then runs
 #   launch/tpu_vm.sh stop        sends SIGTERM to every worker: training saves and ends; run resumes it

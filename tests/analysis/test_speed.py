@@ -31,7 +31,7 @@ def test_a_window_predicts_what_the_vanilla_model_predicts_after_it(efficient, l
 
 
 def test_the_better_windows_leave_out_what_the_last_position_does_not_need():
-    """In a one-layer model, only the last position needs a query, scores and feed-forward."""
+    """With one layer, only the last position needs a query, scores and a feed-forward network."""
     one = config(n_layer=1, d_head=4)  # width 8, heads 2 x 4, feed-forward 10, vocabulary 13
     length = 5
     keys_and_values = length * 2 * (2 * 8 * 8)

@@ -1,8 +1,8 @@
 """Runs the published PyTorch programs; a test is skipped if its program or torch is missing.
 
 The environment variables ``TXL_AUTHORS_CODE`` and ``TXL_NVIDIA_CODE`` name the folders with the
-authors' and NVIDIA's code. ``tests/recorded/record.py`` takes the same folders as ``--original``
-and ``--nvidia``. Hugging Face's library has the model up to transformers 4.35.
+authors' and NVIDIA's code. For ``tests/recorded/record.py``, the flags ``--original`` and
+``--nvidia`` name these folders. Hugging Face's library has the model up to transformers 4.35.
 """
 
 import functools

@@ -300,7 +300,7 @@ def test_an_image_with_other_versions_is_refused_by_name():
 @pytest.mark.parametrize("script", ["gpu.sh", "ptb_gpu.sh"])
 @pytest.mark.parametrize("smoke", [True, False])
 def test_the_image_is_checked_before_anything_else_runs(tmp_path, script, smoke):
-    """A script ends with an error before it trains, if the machine lacks something.
+    """If the machine lacks something, a script ends with an error before it tests or trains.
 
     With ``SMOKE``, importing flax fails. Without ``SMOKE``, a GPU is missing.
     """

@@ -52,7 +52,7 @@ def test_half_precision_rounds_and_does_nothing_else(interpreter):
 
 
 def test_float32_in_three_parts_of_tf32_errs_by_less_than_the_promise(interpreter):
-    """The promised error is 1e-5; one part alone has an error of 1e-3. NumPy emulates TF32 here."""
+    """The promised error is 1e-5. A single TF32 product has one of 1e-3. NumPy emulates TF32."""
     form = {"t": 64, "m": 64, "h": 128, "tile": {"SX": 16, "SD": 64, "SQ": 64, "SK": 64}}
     exact = in_float64(form)
     assert_near(interpreter.submit(interpreted_as, "tf32x3", form).result(), exact, 1e-5)

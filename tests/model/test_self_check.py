@@ -380,7 +380,7 @@ def test_it_compiles_for_gpus_on_a_mesh(eight_gpus, form):
 
 @pytest.mark.integration
 def test_float32_products_that_must_not_be_rounded_are_fused_too(eight_gpus):
-    """Each product is computed from three TF32 parts, which is as exact as ``highest`` promises."""
+    """Each product is computed as three TF32 products, as exactly as ``highest`` promises."""
     c = config(d_head=64, dropatt=0.1)
     on = training_mesh(experiment(**{"mesh.data": -1}), eight_gpus)
     planned = lambda c: self_check.planned(c, on, 8, 128, 128, train=True)

@@ -18,6 +18,6 @@ WORDS = 10_000_000  # symbols of a vocabulary
 CLUSTERS = 100  # the factor between the widths of the clusters of an adaptive softmax
 DEVICES = 1_000_000
 ITEMS = 1_000  # runs in one program, seeds of a sweep and mixed softmaxes
-BELOW_1 = 0.999999  # the largest probability below 1; float32 rounds larger values to 1
+BELOW_1 = 0.999999  # the largest probability below 1; float32 rounds much nearer ones to 1
 SMALLEST = 1.2e-38  # the smallest number above 0; devices treat smaller float32 numbers as 0
 LARGEST = 3.4e38  # the largest float32 number; larger numbers are infinite

@@ -74,7 +74,8 @@ def read(path: str) -> Stored:
 def model_in(folder: str) -> str:
     """Returns the path of the model's only file, of its index, or of a shard without an index.
 
-    Raises ModelFormatError if there is no such file, or if the folder has several models.
+    Raises ModelFormatError if there is no such file, or if it is unclear which of several models to
+    read.
     """
     names = sorted(os.listdir(folder))
     for name in HUGGINGFACE:

@@ -195,7 +195,10 @@ def is_nvidia(state_dict: Mapping[str, np.ndarray]) -> bool:
 
 
 def _vocabulary(c: TransformerXLConfig, impl: str) -> list[Entry]:
-    """Lists the parameters of embedding and softmax. NVIDIA's state has no tied output weights."""
+    """Lists the parameters of embedding and softmax.
+
+    If the output weights are tied to the embedding, NVIDIA's state has only the embedding.
+    """
     authors, turned = impl != "nvidia", view(transposed=True)
     weight = "crit.out_layers.{}.weight" if authors else "crit.out_layers_weights.{}"
     bias = "crit.out_layers.{}.bias" if authors else "crit.out_layers_biases.{}"

@@ -50,7 +50,7 @@ def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False
             like, fix = _like(start), TO_UTF8
             if not like and "NUL" in fault:
                 fix = _DROP_NUL
-            elif not like and not around.decode(errors="ignore").isascii():  # the text is UTF-8
+            elif not like and not around.decode(errors="ignore").isascii():  # the rest is UTF-8
                 fix = _DROP_BYTES
             fix = f"{like}; {fix}, or use data.vocab='byte' for any bytes"
             raise DataError(f"{where}, byte {read + at}: {fault}{fix}") from None
@@ -278,7 +278,7 @@ class WordCodec(Codec):
             line += text.count("\n")
 
     def decode(self, ids):
-        """Returns the words, joined by spaces; the symbol of a line's end becomes a line end."""
+        """Returns the words, joined by spaces; the symbol for a line's end becomes a newline."""
         words = (self.symbols[i] for i in ids)
         text = "".join("\n" if word == self.required[0] else word + " " for word in words)
         return text.replace(" \n", "\n").removesuffix(" ")

@@ -183,7 +183,7 @@ class Vocab:
 
     @property
     def keeps_line_ends(self) -> bool:
-        """Whether a carriage return is encoded; other vocabularies read it as white space."""
+        """Whether a carriage return is encoded, and not read as white space or a line end."""
         return self.kind in ("byte", "char", "subword", "tokenizer")
 
     @property

@@ -1,4 +1,4 @@
-"""Describes evaluation protocols, and chooses the protocols that are compared."""
+"""Describes evaluation protocols, and lists simpler protocols to compare a protocol with."""
 
 import dataclasses
 import re

@@ -96,7 +96,7 @@ def _without(normal, x, mean, along):
 
 
 def _stored(of_rows):
-    """Makes XLA for GPUs store these numbers, one or two for each row, for several kernels.
+    """Makes XLA for GPUs store these numbers, two for each row, for several kernels.
 
     Otherwise each kernel of the gradient computes the numbers again from complete rows. The sums
     over the batch cannot be part of such a kernel, so XLA would write float32 arrays of all states.

@@ -24,7 +24,7 @@ A batch has fewer rows than HEAD_STRIDE, so all numbers differ.
 FACTORS = 0x7FEB352D, 0x846CA68B
 """The factors of :func:`mix`."""
 GOLDEN = 0x9E3779B9
-"""The factor of a key's index in its hash: 2^32 over the golden ratio."""
+"""The factor by which a hash multiplies the index of an attention key: 2^32 / golden ratio."""
 OF_FOUR = 0x846CA68B, 0x9E3779B1, 0xC2B2AE35, 0x27D4EB2F
 """The factors of the keys j, j^1, j^8 and j^9 (XOR), by which their shared hash is multiplied."""
 
@@ -106,7 +106,7 @@ _dropped_relu = with_derivatives(_relu_forward, _of_kept, _of_kept)
 
 
 def _numbered(shape: list[int], width: int) -> jax.Array:
-    """Returns the row-major index of each entry of an array of this shape and row width: uint32."""
+    """Returns each entry's row-major index, as if the last axis had ``width`` entries: uint32."""
     number, stride = jnp.zeros(shape, jnp.uint32), 1
     for axis in reversed(range(len(shape))):
         if shape[axis] > 1:
@@ -135,9 +135,10 @@ class AttentionDropout(flax.struct.PyTreeNode):
     def factors(self, row: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:
         """Returns the factor of each weight, 0 or ``scale``: float32 of the broadcast shape.
 
-        The arguments are uint32: n * HEAD_STRIDE + b for head n and row b of the batch, the query
-        0 .. T-1, and the key 0 .. K-1 from the oldest slot. A device whose heads start at n0 and
-        rows at b0 gets the same bits if n0 * HEAD_STRIDE + b0 is added to its first seed.
+        The arguments are uint32. ``row`` is n * HEAD_STRIDE + b for head n and row b of the batch.
+        ``query`` is an index from 0 to T-1. ``key`` is an index from 0 to K-1, counted from the
+        oldest slot of memory. A device whose heads start at n0 and rows at b0 gets the same bits if
+        n0 * HEAD_STRIDE + b0 is added to its first seed.
 
         The keys j, j^1, j^8 and j^9 of a query share one hash, and each key multiplies it by a
         factor of its own. One thread of an NVIDIA GPU has the weights of all four keys, so it

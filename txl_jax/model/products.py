@@ -23,8 +23,8 @@ def product(x: jax.Array, matrix: jax.Array, mesh: Mesh | None, padded: bool = F
 
     On a GPU, a single row is multiplied as two equal rows. For a single row, XLA would write all
     elementwise products to memory before it sums them, which moves four times the bytes of the
-    matrix. On a GPU, the sides of x and of the matrix are also padded with zeros to multiples of 16
-    bytes, unless the matrix is split over devices.
+    matrix. On a GPU, D and E are also padded with zeros to multiples of 16 bytes, unless the matrix
+    is split over devices.
     """
     platform = platform_of(mesh)
     if platform != "gpu":

@@ -219,7 +219,7 @@ class TransformerXL(nn.Module):
         return self.drop_output(states, train), jax.lax.stop_gradient(inputs), mems
 
     def _encode(self, tokens, mems, options: SegmentOptions, targets=None):
-        """Returns states of tokens after the context (no dropout), int32 targets, new memory."""
+        """Returns states after the context (before dropout), int32 targets and new memory."""
         size, cached = self.cfg.vocab_size, isinstance(mems, Cache)
         if size is None:
             fix = "set a size to use tokens, or call method='core' with embeddings"

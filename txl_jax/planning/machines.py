@@ -35,7 +35,7 @@ CHIPS = {
 }
 """Published numbers, *paper*: cloud.google.com/tpu/docs (v5e 16 GB, v5p 95 GB, v6e 32 GB; links of
 1,600, 4,800 and 3,584 Gbit/s), nvidia.com data sheets (NVLink 900 GB/s both ways). The memory
-of a TPU is the amount that its compiler allows (libtpu 0.0.52), which is below the published one.
+of a TPU is the amount that its compiler allows (libtpu 0.0.52).
 """
 
 

@@ -46,11 +46,11 @@ def soft_targets(
 ) -> SoftTargets | None:
     """Returns the mean probabilities of ``distil.teachers`` for the training split: arrays [N,k].
 
-    N is the number of tokens, and k is ``distil.words``. Entry i is the prediction of token i from
-    the tokens before it, under the ``validate`` protocol that the run had at its first start. Entry
-    0 gives probability 1 to token 0. Returns ``None`` without teachers, or if ``stop()`` became
-    true. Raises ConfigError if a teacher is missing or has another vocabulary, and WorkdirError if
-    the stored targets are damaged.
+    N is the number of tokens, and k is ``distil.words``, or the size of a smaller vocabulary. Entry
+    i is the prediction of token i from the tokens before it, under the ``validate`` protocol that
+    the run had at its first start. Entry 0 gives probability 1 to token 0. Returns ``None`` without
+    teachers, or if ``stop()`` became true. Raises ConfigError if a teacher is missing or has
+    another vocabulary, and WorkdirError if the stored targets are damaged.
     """
     c = exp.distil
     if not c.teachers:
@@ -91,8 +91,8 @@ def teacher_probabilities(
 ) -> SoftTargets | None:
     """Computes the teachers' mean probabilities of the k likeliest words for tokens [N].
 
-    k is ``distil.words``. Words are uint16 or int32 [N,k], probabilities float16 [N,k]. Returns
-    ``None`` if ``stop()`` became true.
+    k is ``distil.words``, or the size of a smaller vocabulary. Words are uint16 or int32 [N,k],
+    probabilities float16 [N,k]. Returns ``None`` if ``stop()`` became true.
     """
     p, models = exp.validate, [model for model, _ in teachers]
     size = models[0].cfg.vocab_size or 0

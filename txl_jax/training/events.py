@@ -39,7 +39,7 @@ class Logger:
         """Starts to log the run in ``workdir`` at ``step``; ``config`` has the run's settings."""
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Logs the finite numbers of a record that is written after ``step`` updates."""
+        """Logs finite numbers after ``step`` updates: those of a record, or the final scores."""
 
     def text(self, step: int, name: str, text: str) -> None:
         """Logs a text, such as the ``sample`` at the end of a run."""
@@ -78,7 +78,7 @@ class Loggers(Logger):
 
 
 class TensorBoardEvents(Logger):
-    """Writes the numbers and texts of a run to a TensorBoard file, each of them at once.
+    """Writes each number and text of a run to a TensorBoard file as soon as it is logged.
 
     On a full disk, this class raises OSError. With tensorboardX's ``SummaryWriter``, training would
     hang instead.

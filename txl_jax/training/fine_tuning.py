@@ -116,7 +116,7 @@ def load_initial_params(
         params = jax.jit(stack_layers, out_shardings=stacked)(params)
     spread = shardings.parameters(state.opt_state)
     # The old optimizer state is dropped first, to free memory for the new one. The new one is made
-    # from a copy of the parameters, because both are donated by an update and so share no arrays.
+    # from a copy of the parameters: an update donates both, so they must not share an array.
     state = state.replace(params=params, opt_state=None)
     start = lambda params: optimizer.init(jax.tree.map(jnp.copy, params))
     return state.replace(opt_state=jax.jit(start, out_shardings=spread)(params))

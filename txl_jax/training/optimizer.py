@@ -181,7 +181,10 @@ def is_embedding(path: tuple[Any, ...]) -> bool:
 
 
 class RecentNorm(NamedTuple):
-    """The mean of recent gradient norms, float32 [], and the number of updates so far, int32 []."""
+    """The mean of recent gradient norms, float32 [], and the number of norms so far, int32 [].
+
+    The norm of a skipped update is not counted.
+    """
 
     mean: jax.Array
     seen: jax.Array
@@ -190,8 +193,8 @@ class RecentNorm(NamedTuple):
 def recent_norm() -> optax.GradientTransformation:
     """Returns a transformation that tracks the recent gradient norm and changes no gradient.
 
-    Its state is :class:`RecentNorm`. The mean is that of all norms up to update 100. From then on,
-    each new norm enters with weight 1/100.
+    Its state is :class:`RecentNorm`. The mean is that of all norms up to the hundredth. From then
+    on, each new norm enters with weight 1/100.
     """
 
     def init(params):

@@ -353,7 +353,7 @@ def _check_protocol_memory(
 
 
 def _one_layer_traced(c: TransformerXLConfig) -> TransformerXLConfig:
-    """Completes a model's settings, and stacks its layers so that JAX traces only one of them."""
+    """Fills in the size of the vocabulary, and stacks layers if possible: JAX then traces one."""
     words = c.vocab_size or (c.cutoffs or (0,))[-1] + max(1, c.sample_softmax)
     c = dataclasses.replace(c, vocab_size=words)
     try:

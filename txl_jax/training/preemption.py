@@ -20,11 +20,11 @@ ends the process."""
 class PreemptionGuard:
     """Stores the first signal that asks the run to stop in its attribute ``signal``.
 
-    The guard handles SIGTERM, SIGINT and :data:`WARNINGS`. A second Ctrl-C raises
-    KeyboardInterrupt. If the process ignores one of the WARNINGS, such as SIGHUP under ``nohup``,
-    the guard ignores this signal too. Python handles signals only in the main thread, so the guard
-    does nothing in other threads. With several processes, ``signal`` is SIGTERM if only another
-    process received a signal.
+    The guard handles SIGTERM, SIGINT and :data:`WARNINGS`. With several processes, it leaves
+    SIGTERM to JAX. A second Ctrl-C raises KeyboardInterrupt. If the process ignores one of the
+    WARNINGS, such as SIGHUP under ``nohup``, the guard ignores this signal too. Python handles
+    signals only in the main thread, so the guard does nothing in other threads. With several
+    processes, ``signal`` is SIGTERM if only another process received a signal.
     """
 
     def __init__(self) -> None:

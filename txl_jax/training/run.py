@@ -177,9 +177,9 @@ def evaluate_and_generate(
 def score_own_text(trained: TrainedModel, of_run: ExperimentConfig) -> Evaluation:
     """Returns the scores of a trained model on a split of the text that its settings name.
 
-    First checks that the model fits the memory of the devices. ``of_run`` has the settings of the
-    training run. If the memory is longer than in training, validation and evaluation there, a note
-    on standard error says so.
+    First checks that the model's memory of earlier tokens fits the devices. ``of_run`` has the
+    settings of the training run. If the memory is longer than in training, validation and
+    evaluation there, a note on standard error says so.
     """
     exp = trained.config
     check_evaluation_memory(exp)

@@ -37,10 +37,10 @@ def download_folder(
 ) -> dict[str, str]:
     """Creates the folder ``into`` from the file at ``url``, if the folder does not exist.
 
-    ``extract`` is called with the downloaded file, after its hash is checked, and with an empty
-    folder to write to. Returns the sha256 that each file had when it was downloaded, by its path in
-    the folder. Raises DataError as :func:`download` does, or if ``extract`` fails; then no files
-    are kept.
+    ``extract`` is called with the downloaded file and with an empty folder to write to. If
+    ``expected`` is given, the hash of the file is checked first. Returns the sha256 that each file
+    had when it was downloaded, by its path in the folder. Raises DataError as :func:`download`
+    does, or if ``extract`` fails; then no files are kept.
     """
 
     def fill(folder: Path) -> None:
@@ -68,7 +68,7 @@ def _hash(file: Path, expected: str) -> str:
 
 @contextlib.contextmanager
 def _downloaded(url: str, name: Path, expected: str | None) -> Iterator[Path]:
-    """Yields a temporary file beside ``name`` with the content of ``url``, and checks its hash.
+    """Yields a temporary file beside ``name`` with the content of ``url``; checks a given hash.
 
     The next call resumes an interrupted download only if there is a hash. Without a hash, a change
     of the file at ``url`` in the meantime would not be noticed.

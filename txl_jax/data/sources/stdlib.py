@@ -21,7 +21,7 @@ package separately. So the same version of Python has the same corpus on every s
 def find() -> Source:
     """Finds the corpus of the running Python.
 
-    The corpus has the ``*.py`` files of modules in ``sys.stdlib_module_names`` (:func:`is_taken`),
+    The corpus has those ``*.py`` files of the standard library that :func:`is_taken` accepts,
     sorted by path, with a line feed between files. The hash of a file's path decides its split.
     The train split has 6.6 MB, and valid and test have 0.5 MB each. Raises DataError if there are
     no source files.

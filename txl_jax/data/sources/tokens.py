@@ -11,7 +11,8 @@ For display, ``symbols.json`` beside the files lists the symbol of each id. nano
 can take its place; it is never unpickled (:mod:`txl_jax.data.sources.plain_pickle`). An array
 ``ids.npy`` can have documents: they begin at the positions in ``ids.starts.npy`` beside it, or at
 each ``data.document_separator``. If a folder has several arrays for one split, or several arrays
-and none is named as a split, each array is a document. All are copied to one array in the cache.
+and none is named as a split, each array is a document. Those of a split, or of a text without
+splits, are copied to one array in the cache.
 """
 
 import dataclasses

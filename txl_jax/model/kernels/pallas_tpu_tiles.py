@@ -23,7 +23,8 @@ of keys in a loop. The softmax is computed tile by tile with a running maximum (
 FlashAttention). The gradient computes each tile again, from the stored logarithm of each softmax's
 denominator. The gradients of queries, keys, values and r are summed in on-chip memory. The sums for
 keys, values and r are transposed, so that no matrix product has to transpose its factors. Fully
-masked tiles are not visited, and a tile in which all scores are allowed does not compute the mask.
+masked tiles are not visited. Without episodes, a tile in which all scores are allowed does not
+compute the mask.
 """
 
 import dataclasses
