@@ -29,7 +29,7 @@ def plain_params(params, n_layer):
     return {"params": plain}
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_plain_flax_has_the_losses_the_memory_and_the_gradient_of_the_model():
     cfg, (b, t, m) = tiny.config(), (2, 5, 4)
     variables, rng = tiny.variables(cfg), np.random.default_rng(0)

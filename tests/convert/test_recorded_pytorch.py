@@ -35,7 +35,7 @@ def models():
 
 
 @pytest.mark.parametrize(("name", "where"), models())
-@pytest.mark.few(10)
+@pytest.mark.few(6)
 def test_losses_memories_and_gradients_equal_the_published_code(name, where):
     run = Recorded(name, where)
     cfg = config_from_pytorch(run.constructor_args())

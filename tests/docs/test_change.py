@@ -8,7 +8,6 @@ import sys
 import pytest
 from page_edits import copy_with, edits
 from places import DOCS
-from tiers import rest_slow
 
 CHANGES = edits((DOCS / "change.md").read_text(encoding="utf-8"))
 SETTINGS = {
@@ -70,8 +69,8 @@ def test_the_edits_find_their_places_and_obey_the_style(name, tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("name", rest_slow(1, sorted(CHANGES, key=lambda name: name != "ALiBi")))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_model_passes_the_tests_of_the_page(name, tmp_path):
     words = f"{WORDS[name]} or reference_knows or reference_refuses"
     done = run_tests(copy_with(tmp_path, CHANGES[name]), words)

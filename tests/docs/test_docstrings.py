@@ -15,6 +15,8 @@ from txl_jax.data.vocab import Vocab
 
 NOT_RUN = {"push": "uploads, which needs a login at the Hub; test_loading.py has a stand-in"}
 """Names whose example is not run, and the reason."""
+TRAINS = ("sweep",)
+"""Names whose example trains several models, so its test is slow."""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,10 @@ def examples(name):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", txl_jax.__all__)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in TRAINS else ()) for n in txl_jax.__all__],
+)
 def test_the_example_of_every_public_name_runs(name, folder, monkeypatch):
     monkeypatch.chdir(folder)
     found = examples(name)

@@ -166,7 +166,8 @@ def test_all_ways_of_converting_are_on_their_page():
 def smoke_run(tmp_path_factory):
     """A folder with a short run of the quickstart."""
     folder = tmp_path_factory.mktemp("pages")
-    few = {"train.steps": 2, "optimizer.warmup_steps": 1, "train.batch_size": 2}
+    few: dict = {"train.steps": 2, "optimizer.warmup_steps": 1, "train.batch_size": 2}
+    few |= {"evaluate.baselines": ()}
     txl_jax.train("quickstart:smoke", folder / "runs" / "quickstart", few)
     return folder
 

@@ -20,7 +20,7 @@ README = ROOT / "README.md"
 @pytest.mark.parametrize(
     "settings",
     [
-        '{"train.steps": 2, "train.batch_size": 2, "optimizer.warmup_steps": 1}',
+        '{"train.steps": 2, "optimizer.warmup_steps": 1, "evaluate.baselines": ()}',
         pytest.param("", marks=pytest.mark.slow, id="as written"),
     ],
 )

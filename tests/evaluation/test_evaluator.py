@@ -66,14 +66,7 @@ def test_every_target_is_scored_once_at_any_batch_and_segment(batch_size, seg_le
 
 @pytest.mark.integration
 def test_one_stream_with_covering_memory_is_the_text_scored_whole():
-    model = TransformerXL(CFG)
-    nll, _ = model.apply(
-        tiny_models.variables(CFG),
-        TOKENS[None, :-1],
-        TOKENS[None, 1:],
-        model.init_mems(1, 0),
-        method="nll",
-    )
+    nll, _ = nll_of(CFG, TOKENS, TransformerXL(CFG).init_mems(1, 0))
     for seg_len in (7, 20, 100):
         got = score(batch_size=1, seg_len=seg_len, mem_len=100)
         assert got.loss == pytest.approx(float(nll.mean()), abs=1e-5)

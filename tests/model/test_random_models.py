@@ -99,7 +99,7 @@ def holds_its_promises(case):
         gives_the_same_however_cut(run)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @settings(max_examples=3, phases=[hypothesis.Phase.generate])  # shrinking would take minutes
 @hypothesis.given(st.sampled_from(list(tiny.ATTENTION)).flatmap(cases))
 def test_a_few_random_models_keep_every_promise(case):

@@ -171,7 +171,7 @@ def test_steps_from_memory_and_from_a_cache_equal_the_formulas(name):
 
 
 @pytest.mark.parametrize("name", rest_integration(6, SOFTMAX))
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_every_form_of_softmax_equals_the_formulas(name):
     run_segments(FORMS[name], MEM_LEN, FILLED, [{}, {"lengths": np.array([4, 0, 2], np.int32)}])
 

@@ -85,7 +85,7 @@ def test_a_long_segment_needs_no_more_collectives_than_a_short_one(form, mesh):
     assert numbers(of_update(**FORMS[form], **mesh, **{"train.seg_len": LONG})) == numbers(short)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_sampled_softmax_exchanges_what_the_whole_softmax_does():
     assert of_update(**ROWS, **{"model.sample_softmax": 8}) == of_update(**ROWS)
 

@@ -545,7 +545,7 @@ def refused(*arguments, **environment):
     return done.stderr.splitlines()[-1].removeprefix("error: ")
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_the_vocabulary_of_an_own_text_and_the_memory_of_this_machine_are_known(tmp_path):
     done = call(f"--config={write_config(tmp_path)}", "--mode=compile")
     assert done.returncode == 0, done.stderr

@@ -306,7 +306,7 @@ def own_library_log(tmp_path):
     sys.unraisablehook = before[1]
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_library_messages_about_a_failed_save_go_to_a_file(tmp_path, own_library_log, capfd):
     exp, state, _ = fresh(tmp_path)
     with Checkpoints(str(tmp_path / "run"), exp.checkpoint) as checkpoints:

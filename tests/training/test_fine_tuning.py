@@ -118,9 +118,8 @@ def test_the_first_loss_is_the_starting_models_and_training_changes_it(
     assert config["train"]["start_from"] == str(trained)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("scan_layers", [False, True])
-@pytest.mark.few(1)
 def test_an_optimizer_that_keeps_the_first_parameters_keeps_those_it_starts_from(
     trained, tmp_path, scan_layers
 ):
