@@ -94,6 +94,7 @@ def test_every_experiment_has_its_size_here_and_no_other_has():
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.few(12)
 def test_full_size_has_exactly_the_published_number_of_parameters(name):
     state = state_shapes(with_vocab_size(load(name)))
     assert sum(leaf.size for leaf in jax.tree.leaves(state.params)) == PARAMETERS[name]

@@ -126,6 +126,7 @@ PUBLISHED_SHAPES = {
 
 @pytest.mark.integration
 @pytest.mark.parametrize("recipe", PUBLISHED_SHAPES)
+@pytest.mark.few(5)
 def test_number_of_parameters_is_the_published_codes(recipe):
     cfg = txl_jax.TransformerXLConfig(**PUBLISHED_SHAPES[recipe])
     counts = parameter_counts() | {"wt103_large_16_layers": 257_889_098}

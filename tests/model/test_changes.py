@@ -198,6 +198,7 @@ def test_the_benchmarks_products_are_those_of_the_programs():
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", SPREAD)
+@pytest.mark.few(15)
 def test_windows_without_memory_have_the_products_of_their_formula(name, every_tail):
     """The mode ``speed`` runs such windows in a model with the trained model's other settings."""
     cfg = model(name, attention="relative", same_length=False, n_positions=None)
