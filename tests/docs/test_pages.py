@@ -166,9 +166,13 @@ def test_all_ways_of_converting_are_on_their_page():
 def smoke_run(tmp_path_factory):
     """A folder with a short run of the quickstart."""
     folder = tmp_path_factory.mktemp("pages")
-    few: dict = {"train.steps": 2, "optimizer.warmup_steps": 1, "train.batch_size": 2}
-    few |= {"evaluate.baselines": ()}
-    txl_jax.train("quickstart:smoke", folder / "runs" / "quickstart", few)
+    quick: dict[str, object] = {
+        "train.steps": 2,
+        "train.batch_size": 2,
+        "optimizer.warmup_steps": 1,
+        "evaluate.baselines": (),
+    }
+    txl_jax.train("quickstart:smoke", folder / "runs" / "quickstart", quick)
     return folder
 
 
